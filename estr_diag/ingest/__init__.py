@@ -1,0 +1,1 @@
+"""Read trainers' dumps into the canonical log: recognise, align, clean, store."""

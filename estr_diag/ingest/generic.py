@@ -1,0 +1,7 @@
+"""placeholder"""
+from typing import ClassVar
+class GenericAdapter:
+    name: ClassVar[str] = "generic"
+    title: ClassVar[str] = "generic"
+    layouts = ()
+    def probe(self, head): return None

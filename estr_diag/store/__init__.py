@@ -1,0 +1,1 @@
+"""The DuckDB store and the engine that runs statistics over it."""

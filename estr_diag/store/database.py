@@ -1,0 +1,234 @@
+"""Create, open and fill the one DuckDB file that holds a log.
+
+A store opens read-only unless it is being filled. Filling is one transaction on one connection, and a
+new store is built beside its final name and renamed when complete, so that a killed ingest leaves
+what was there before and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from estr_diag import schema
+from estr_diag.errors import InputError, StoreError, StoreIncompatibleError, StoreLockedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MEMORY = ":memory:"
+SUFFIXES = (".duckdb", ".ddb", ".db")
+"""File endings that name a store; everything else is a log to be ingested."""
+
+_MAGIC = b"DUCK"
+_MAGIC_OFFSET = 8
+
+
+def is_store(path: Path) -> bool:
+    """Whether `path` is a DuckDB file, by its first bytes (or, where it does not exist yet, by its name)."""
+    if not path.is_file():
+        return path.suffix in SUFFIXES and not path.is_dir()
+    with path.open("rb") as stream:
+        head = stream.read(_MAGIC_OFFSET + len(_MAGIC))
+    return head[_MAGIC_OFFSET:] == _MAGIC
+
+
+class Store:
+    """An open store. Use `Store.open`, `Store.create` or `Store.memory`; close it or use it in ``with``."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, path: Path | None, *, writable: bool) -> None:
+        self.connection = connection
+        self.path = path
+        self.writable = writable
+        self._final: Path | None = None
+        # DuckDB draws its own progress bar on stdout, which would break --json.
+        connection.execute("set enable_progress_bar = false")
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    @classmethod
+    def memory(cls) -> Store:
+        """Return an empty store that lives in memory and spills to disk if it has to."""
+        store = cls(duckdb.connect(MEMORY), None, writable=True)
+        store._create_tables()
+        return store
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool = False) -> Store:
+        """Open an existing store, read-only unless `writable`.
+
+        Raises
+        ------
+        StoreLockedError
+            Another process holds it open for writing.
+        StoreIncompatibleError
+            It is not a store of this package, or of another schema version.
+        """
+        if not path.exists():
+            raise StoreError(f"{path}: no such store. Make one with: estr-diag ingest PATH -o {path}")
+        store = cls(_connect(path, read_only=not writable), path, writable=writable)
+        try:
+            store._check_version()
+        except Exception:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def create(cls, path: Path) -> Store:
+        """Start a new store; it appears under `path` only when `publish` is called.
+
+        Raises
+        ------
+        StoreError
+            `path` exists already, or its folder cannot be written.
+        """
+        if path.exists():
+            raise StoreError(f"{path} exists already. Add to it with --append, or choose another name with -o")
+        if not path.parent.is_dir():
+            raise StoreError(f"{path.parent}: no such folder. Make it first, or choose another name with -o")
+        building = path.with_name(f".{path.name}.{os.getpid()}.building")
+        building.unlink(missing_ok=True)
+        store = cls(_connect(building, read_only=False), building, writable=True)
+        store._final = path
+        store._create_tables()
+        return store
+
+    def publish(self) -> None:
+        """Give a store made with `create` its name. Does nothing for an opened or in-memory store."""
+        if self._final is None or self.path is None:
+            return
+        building, final = self.path, self._final
+        self.connection.execute("checkpoint")
+        self.connection.close()
+        building.replace(final)
+        self.path, self._final = final, None
+        self.connection = _connect(final, read_only=True)
+        self.connection.execute("set enable_progress_bar = false")
+        self.writable = False
+
+    def close(self) -> None:
+        """Close the connection; an unpublished new store is removed."""
+        self.connection.close()
+        if self._final is not None and self.path is not None:
+            self.path.unlink(missing_ok=True)
+            self.path.with_name(self.path.name + ".wal").unlink(missing_ok=True)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- filling ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit at the end of the block, or leave the store as it was."""
+        self.connection.execute("begin transaction")
+        try:
+            yield
+        except BaseException:
+            self.connection.execute("rollback")
+            raise
+        self.connection.execute("commit")
+
+    def append(self, table: schema.Table, rows: pa.Table) -> None:
+        """Append `rows`; columns that it lacks become null."""
+        present = [name for name in table.names if name in rows.column_names]
+        columns = ", ".join(schema.quote_ident(name) for name in present)
+        self.connection.register("incoming_rows", rows)
+        try:
+            self.connection.execute(
+                f"insert into {schema.quote_ident(table.name)} ({columns}) select {columns} from incoming_rows"
+            )
+        finally:
+            self.connection.unregister("incoming_rows")
+
+    def next_id(self, table: schema.Table, column: str) -> int:
+        """Return the smallest number above every stored value of `column`."""
+        row = self.rows(f"select coalesce(max({schema.quote_ident(column)}) + 1, 0) as n from {table.name}")
+        return int(row[0]["n"])
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Run `query` and return its rows as dictionaries (for small results)."""
+        return self.table(query, parameters).to_pylist()
+
+    def table(self, query: str, parameters: dict[str, Any] | None = None) -> pa.Table:
+        """Run `query` and return an Arrow table."""
+        return self.connection.sql(query, params=parameters or None).to_arrow_table()
+
+    def column_counts(self) -> dict[str, int]:
+        """Return how many values each token column holds (columns with none are left out).
+
+        Ingest writes the numbers down, so that asking costs no scan. A column is absent from a log
+        when all of it is null: that is how an adapter says "not logged".
+        """
+        counts: dict[str, int] = {}
+        for row in self.rows("select columns from sources where columns is not null"):
+            for name, n in json.loads(row["columns"]).items():
+                counts[name] = counts.get(name, 0) + n
+        return {name: n for name, n in counts.items() if n}
+
+    # -- versions --------------------------------------------------------------------------------
+
+    def _create_tables(self) -> None:
+        from estr_diag import __version__
+
+        for table in schema.TABLES:
+            self.connection.execute(table.ddl())
+        facts = {
+            "schema_version": str(schema.SCHEMA_VERSION),
+            "estr_diag_version": __version__,
+            "duckdb_version": duckdb.__version__,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        self.connection.executemany("insert into meta values (?, ?)", [list(item) for item in facts.items()])
+
+    def _check_version(self) -> None:
+        try:
+            meta = {row["key"]: row["value"] for row in self.rows("select key, value from meta")}
+        except duckdb.CatalogException:
+            raise StoreIncompatibleError(
+                f"{self.path} is a DuckDB file, but not an estr-diag store (it has no table `meta`). "
+                "Ingest the log it came from, or export it to Parquet and ingest that"
+            ) from None
+        found = meta.get("schema_version", "none")
+        if found != str(schema.SCHEMA_VERSION):
+            raise StoreIncompatibleError(
+                f"{self.path} has schema version {found} (written by estr-diag {meta.get('estr_diag_version', '?')}); "
+                f"this is version {schema.SCHEMA_VERSION}. Ingest the log again into a new store"
+            )
+
+
+def _connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    try:
+        return duckdb.connect(str(path), read_only=read_only)
+    except duckdb.Error as error:
+        text = str(error)
+        if lock := re.search(r"lock is held in (.+?) \(PID (\d+)\)", text):
+            program, pid = lock.groups()
+            raise StoreLockedError(
+                f"{path} is locked: {program} (PID {pid}) holds it open"
+                f"{' for writing' if read_only else ''}. Close that notebook or wait for that ingest to end, "
+                f"then run this again"
+            ) from None
+        if "lock" in text.lower() and "Conflicting" in text:
+            raise StoreLockedError(f"{path} is locked by another process. {text}") from None
+        if "not a valid DuckDB" in text or "version number" in text or "storage version" in text.lower():
+            raise StoreIncompatibleError(
+                f"{path} cannot be opened by DuckDB {duckdb.__version__}: {text.splitlines()[0]}"
+            ) from None
+        if "Permission denied" in text or isinstance(error, duckdb.IOException):
+            raise StoreError(f"{path}: {text.splitlines()[0]}") from None
+        raise InputError(text.splitlines()[0], path=path) from None
