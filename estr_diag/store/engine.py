@@ -1,0 +1,134 @@
+"""Run statistics: fuse what they need into as few scans as possible, then roll up.
+
+A statistic asks for additive partials: sums, minima and maxima of `Measure`s, kept apart by some keys.
+Requests that name the same scan are fused: one pass over the tokens with the union of keys and
+measures, into a temporary table of a few rows a sequence. Every printed number is then rolled up from
+that table by the statistic's own `merge` query. The partials of any shards add up, so the same two
+steps give the same numbers on one file, many files or many machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from estr_diag import __version__
+from estr_diag.errors import MissingColumnError
+from estr_diag.expressions import MEASURES, Measure, tok
+from estr_diag.result import Result
+from estr_diag.schema import TOKENS, quote_ident
+from estr_diag.store.database import Store
+
+Keys = Mapping[str, str]
+"""Key name -> SQL over one row of ``tok``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Additive partials that a statistic needs.
+
+    Parameters
+    ----------
+    scan
+        Requests with the same scan are computed in one pass.
+    keys
+        What the partials are kept apart by.
+    measures
+        Names in `expressions.MEASURES`.
+    """
+
+    scan: str
+    keys: Keys
+    measures: tuple[str, ...]
+
+
+class Statistic(Protocol):
+    """A statistic: a frozen dataclass whose fields are its parameters."""
+
+    name: ClassVar[str]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Token columns without which it cannot be computed."""
+        ...
+
+    def requests(self, present: frozenset[str]) -> tuple[Request, ...]:
+        """Return the partials it needs, given the columns that the log holds."""
+        ...
+
+    def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
+        """Return the query over the partials; `scans` names the table of each scan."""
+        ...
+
+    def finish(self, result: Result) -> Result:
+        """Complete the merged table (what SQL cannot say)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The results of a run, and the statistics that could not be computed, with the reason."""
+
+    results: Mapping[str, Result]
+    missing: Mapping[str, MissingColumnError] = field(default_factory=dict)
+
+
+def run(store: Store, statistics: Mapping[str, Statistic], provenance: Mapping[str, Any] | None = None) -> Outcome:
+    """Compute several statistics together, each under the label that it is given.
+
+    Statistics whose columns the log lacks are reported in `Outcome.missing`, never filled in.
+    """
+    present = frozenset(store.column_counts())
+    possible: dict[str, Statistic] = {}
+    missing: dict[str, MissingColumnError] = {}
+    for label, statistic in statistics.items():
+        if lacking := statistic.needs - present:
+            missing[label] = MissingColumnError(statistic.name, sorted(lacking), how_to_get(lacking))
+        else:
+            possible[label] = statistic
+    if not possible:
+        return Outcome({}, missing)
+    tables = _scan(store, [r for s in possible.values() for r in s.requests(present)], present)
+    facts = {"estr_diag": __version__, "source": str(store.path or "memory"), **(provenance or {})}
+    results = {}
+    try:
+        for label, statistic in possible.items():
+            table = store.table(statistic.merge(tables, present))
+            parameters = {name: getattr(statistic, name) for name in getattr(statistic, "__dataclass_fields__", ())}
+            results[label] = statistic.finish(Result(statistic.name, table, parameters, facts))
+    finally:
+        for name in tables.values():
+            store.connection.execute(f"drop table if exists {quote_ident(name)}")
+    return Outcome(results, missing)
+
+
+def how_to_get(columns: frozenset[str] | set[str]) -> str:
+    """Say how a trainer is made to log these columns."""
+    hints = [TOKENS[name].get_it for name in sorted(columns) if name in TOKENS]
+    return "; ".join(dict.fromkeys(h for h in hints if h)) or "log these columns"
+
+
+def scan_query(requests: Sequence[Request], present: frozenset[str], source: str = "tokens") -> str:
+    """Return the one query that serves `requests` (all of one scan)."""
+    keys: dict[str, str] = {}
+    measures: dict[str, Measure] = {}
+    for request in requests:
+        for name, sql in request.keys.items():
+            if keys.setdefault(name, sql) != sql:
+                raise ValueError(f"key '{name}' is asked for with two meanings in scan '{request.scan}'")
+        measures.update((name, MEASURES[name]) for name in request.measures)
+    columns = [f"{sql} as {quote_ident(name)}" for name, sql in keys.items()]
+    columns += [m.aggregate for m in measures.values()]
+    group = f"group by {', '.join(str(i + 1) for i in range(len(keys)))}" if keys else ""
+    return f"with {tok(present, source)}\nselect {', '.join(columns)}\nfrom tok\n{group}"
+
+
+def _scan(store: Store, requests: Sequence[Request], present: frozenset[str]) -> dict[str, str]:
+    tables: dict[str, str] = {}
+    for scan in dict.fromkeys(r.scan for r in requests):
+        name = f"partials_{scan}"
+        query = scan_query([r for r in requests if r.scan == scan], present)
+        store.connection.execute(f"create or replace temp table {quote_ident(name)} as {query}")
+        tables[scan] = name
+    return tables
