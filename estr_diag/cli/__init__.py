@@ -1,0 +1,1 @@
+"""The command ``estr-diag``. Only this package writes to stdout and stderr, and only it catches errors."""

@@ -68,14 +68,15 @@ class Consistency:
         """Turn the wide rows into (group, metric, value, se, n)."""
         rows = []
         for row in result.table.to_pylist():
+            group = {} if self.by == "overall" else {self.by: row[self.by]}
+            counts = {"n_tokens": row["n"], "n_sequences": row["n_sequences"]}
             for name, metric in BY_NAME.items():
                 if name in row:
                     n = row["n_sequences"] if metric.per_sequence else row["n"]
-                    group = {} if self.by == "overall" else {self.by: row[self.by]}
                     value = row[name] if row["n"] else None
-                    rows.append({**group, "metric": name, "value": value, "se": row.get(f"{name}_se"), "n": n})
+                    rows.append({**group, "metric": name, "value": value, "se": row.get(f"{name}_se"), "n": n, **counts})
         columns = [("metric", pa.string()), ("value", pa.float64()), ("se", pa.float64()), ("n", pa.int64())]
+        columns += [("n_tokens", pa.int64()), ("n_sequences", pa.int64())]
         if self.by != "overall":
             columns = [(self.by, pa.int32()), *columns]
         return Result(self.name, pa.Table.from_pylist(rows, schema=pa.schema(columns)), result.parameters, result.provenance)
-

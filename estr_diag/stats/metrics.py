@@ -151,3 +151,18 @@ METRICS: tuple[Metric, ...] = (
 """In display order."""
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
+
+YARDSTICKS: dict[str, tuple[str, str]] = {
+    "mean_abs_delta": ("clean bf16: 0.014", "vLLM bf16 against HF bf16, Qwen3-1.7B; 0.018 for MoE (gpt-oss)"),
+    "rms_delta": ("clean bf16: 0.045", "vLLM bf16 against HF bf16, Qwen3-1.7B"),
+    "kl_k3": ("clean bf16: 0.001", "vLLM bf16 against HF bf16, Qwen3-1.7B; tinker calls above 0.01 bad"),
+    "kl_k1": ("verl: |kl| > 0.1 bad", "verl docs, rollout_corr health check"),
+    "chi2_token": ("verl: > 1 bad", "verl docs, rollout_corr health check"),
+    "mult_prob_error": ("NeMo-RL: > 1.05 suspect", "NeMo-RL plots the sample above it"),
+    "prob_diff_mean": ("verl: > 0.01 bad", "verl FAQ: below 0.005 good, above 0.01 bad"),
+    "ratio_mean": ("verl: outside 0.5..2 bad", "verl docs, rollout_corr health check"),
+    "ratio_std": ("verl: > 1 bad", "verl docs, rollout_corr health check"),
+    "ess_token": ("verl: < 0.3 bad", "verl docs, rollout_corr health check"),
+}
+"""Clean values and limits in circulation: short form, and source. They disagree by orders of magnitude, so
+the source is always part of them."""

@@ -1,0 +1,228 @@
+"""A log in Python: what the commands do, as methods.
+
+>>> import estr_diag as ed
+>>> log = ed.demo()
+>>> log.entropy_bins(by="lag").to_polars()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from estr_diag.errors import MissingColumnError, UsageError
+from estr_diag.ingest.adapter import ReadOptions
+from estr_diag.ingest.discovery import Discovery, discover
+from estr_diag.ingest.pipeline import IngestSummary, Progress
+from estr_diag.ingest.pipeline import ingest as run_ingest
+from estr_diag.result import Result
+from estr_diag.rules.base import Rule
+from estr_diag.stats.consistency import Consistency
+from estr_diag.stats.entropy_bins import EntropyBins
+from estr_diag.stats.grid import DEFAULT_BINS, quantile_grid
+from estr_diag.store.database import Store, is_store
+from estr_diag.store.engine import Statistic, how_to_get, run
+
+if TYPE_CHECKING:
+    from estr_diag.checks import Finding
+    from estr_diag.report import Report
+
+DEMO = Path(__file__).parent / "demo" / "prime-rl"
+
+
+class Log:
+    """An open log; close it or use it in ``with``.
+
+    Attributes
+    ----------
+    store : Store
+        The DuckDB store behind it.
+    source : str
+        What it was opened from.
+    ingested : IngestSummary or None
+        File by file, when it was read from a trainer's files.
+    """
+
+    def __init__(self, store: Store, source: str, ingested: IngestSummary | None = None) -> None:
+        self.store = store
+        self.source = source
+        self.ingested = ingested
+
+    def consistency(self, by: Literal["overall", "step", "lag"] = "overall") -> Result:
+        """Return every consistency metric with its standard error by sequence."""
+        return self._one(Consistency(by))
+
+    def entropy_bins(self, by: Literal["overall", "lag"] = "overall", n_bins: int = DEFAULT_BINS) -> Result:
+        """Return the moments and quantiles of delta in quantile bins of the entropy."""
+        present = frozenset(self.store.column_counts())
+        if "entropy" not in present:
+            raise MissingColumnError("entropy_bins", ["entropy"], how_to_get({"entropy"}))
+        return self._one(EntropyBins(quantile_grid(self.store, present, n_bins), by_lag=by == "lag"))
+
+    def compare(self, rules: Sequence[Rule] | None = None, by: Literal["overall", "step", "lag"] = "overall") -> Result:
+        """Return what each mask rule would keep."""
+        from estr_diag.rules import DEFAULT_RULES
+        from estr_diag.rules.replay import Replay
+
+        return self._one(Replay(tuple(rules or DEFAULT_RULES), by=by))
+
+    def check(self) -> list[Finding]:
+        """Run the detectors of broken columns."""
+        from estr_diag.checks import run_checks
+
+        return run_checks(self.store)
+
+    def report(self, rules: Sequence[Rule] | None = None, n_bins: int | None = None) -> Report:
+        """Return the whole report: checks, statistics, mask rules."""
+        from estr_diag.report import Report, build
+        from estr_diag.rules import DEFAULT_RULES
+
+        return Report(build(self.store, tuple(rules or DEFAULT_RULES), source=self.source, n_bins=n_bins))
+
+    def sql(self, query: str) -> Result:
+        """Run a query over the tables ``tokens``, ``sequences``, ``runs`` and ``sources``."""
+        return Result("sql", self.store.table(query), {"query": query}, {"source": self.source})
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        n = self.store.rows("select coalesce(sum(n_tokens), 0) as tokens, count(*) as sequences from sequences")[0]
+        return f"<Log {self.source}: {n['sequences']:,} sequences, {n['tokens']:,} response tokens>"
+
+    def _one(self, statistic: Statistic) -> Result:
+        outcome = run(self.store, {"it": statistic}, {"source": self.source})
+        if outcome.missing:
+            raise outcome.missing["it"]
+        return outcome.results["it"]
+
+
+def open_log(
+    path: str | Path | Iterable[str | Path],
+    *,
+    format: str = "auto",  # noqa: A002  the command's flag has this name
+    options: ReadOptions | None = None,
+    skip_unreadable: bool = False,
+    progress: Progress | None = None,
+) -> Log:
+    """Open a store, or read a trainer's files into memory.
+
+    Parameters
+    ----------
+    path
+        A store (``*.duckdb``), a file, a run folder, or several files.
+    format, options, skip_unreadable
+        As in `ingest`; a store needs none of them.
+    """
+    paths = _paths(path)
+    if len(paths) == 1 and is_store(paths[0]):
+        return Log(Store.open(paths[0]), str(paths[0]))
+    store = Store.memory()
+    try:
+        summary = _read(store, paths, format, options, skip_unreadable, progress)
+    except BaseException:
+        store.close()
+        raise
+    return Log(store, ", ".join(str(p) for p in paths), summary)
+
+
+def ingest(
+    path: str | Path | Iterable[str | Path],
+    *,
+    into: str | Path,
+    format: str = "auto",  # noqa: A002
+    options: ReadOptions | None = None,
+    append: bool = False,
+    skip_unreadable: bool = False,
+    progress: Progress | None = None,
+) -> Log:
+    """Read a trainer's files into a store.
+
+    Parameters
+    ----------
+    path
+        Files and folders.
+    into
+        The store. It must not exist, unless `append`.
+    format
+        Adapter name, or ``auto`` to recognise by content.
+    options
+        Mapping and other reading options.
+    append
+        Add to an existing store; files that are in it already are left out.
+    skip_unreadable
+        Report files that cannot be read, and go on without them.
+    progress
+        Called with (units done, units in all, file, tokens so far).
+    """
+    target = Path(into)
+    store = Store.open(target, writable=True) if append and target.exists() else Store.create(target)
+    try:
+        summary = _read(store, _paths(path), format, options, skip_unreadable, progress)
+        store.publish()
+    except BaseException:
+        store.close()
+        raise
+    return Log(store, str(target), summary)
+
+
+def from_frame(frame: Any, mapping: Mapping[str, str] | None = None, *, all_sampled: bool = False) -> Log:
+    """Take a pandas, Polars or Arrow table, or anything with ``__arrow_c_stream__``, as a log.
+
+    Parameters
+    ----------
+    frame
+        One row a token, or one row a sequence with list columns.
+    mapping
+        Canonical column -> column of the frame, for those with another name.
+    all_sampled
+        The frame has no loss mask because the model sampled every token of it.
+    """
+    from estr_diag.ingest.generic import ingest_frame
+
+    store = Store.memory()
+    try:
+        summary = ingest_frame(store, frame, mapping or {}, ReadOptions(all_sampled=all_sampled))
+    except BaseException:
+        store.close()
+        raise
+    return Log(store, "frame", summary)
+
+
+def demo() -> Log:
+    """Open the log that comes with the package."""
+    log = open_log(DEMO)
+    log.source = "the bundled demo log"
+    return log
+
+
+def find(
+    path: str | Path | Iterable[str | Path], *, format: str = "auto", options: ReadOptions | None = None, skip_unreadable: bool = False  # noqa: A002
+) -> Discovery:
+    """Say what would be read, and by which adapter, without reading it."""
+    options = options or ReadOptions()
+    return discover(_paths(path), format, skip_unreadable=skip_unreadable, guess_mask=options.guess_mask)
+
+
+def _read(
+    store: Store, paths: Sequence[Path], name: str, options: ReadOptions | None, skip_unreadable: bool, progress: Progress | None
+) -> IngestSummary:
+    if any(is_store(path) for path in paths):
+        raise UsageError("a store cannot be ingested into another one; export it to Parquet and ingest that")
+    options = options or ReadOptions()
+    found = discover(paths, name, skip_unreadable=skip_unreadable, guess_mask=options.guess_mask)
+    return run_ingest(store, found, options, skip_unreadable=skip_unreadable, progress=progress)
+
+
+def _paths(path: str | Path | Iterable[str | Path]) -> list[Path]:
+    if isinstance(path, str | Path):
+        return [Path(path)]
+    return [Path(p) for p in path]

@@ -1,0 +1,240 @@
+"""Build a report: checks first, then every statistic and rule in one run of the engine."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from estr_diag import __version__
+from estr_diag.checks import run_checks
+from estr_diag.ingest.registry import adapters
+from estr_diag.report.document import Document
+from estr_diag.report.verdict import verdict
+from estr_diag.result import Result, json_number
+from estr_diag.rules.base import Rule
+from estr_diag.rules.replay import Agreement, Replay
+from estr_diag.stats.consistency import Consistency
+from estr_diag.stats.coverage import coverage
+from estr_diag.stats.entropy_bins import QUANTILES, EntropyBins
+from estr_diag.stats.grid import DEFAULT_BINS, EntropyGrid, quantile_grid
+from estr_diag.store.database import Store
+from estr_diag.store.engine import Statistic, how_to_get, run
+
+_MIN_TOKENS_PER_BIN = 200
+_MIN_BINS = 4
+
+_PAIR = frozenset({"logp_infer", "logp_train"})
+_VERSIONS = frozenset({"policy_version", "trainer_version"})
+_WHAT: tuple[tuple[str, frozenset[str]], ...] = (
+    ("the gap between the engines, and every mask rule", _PAIR),
+    ("ratio scale by entropy, and mask rules that use it", frozenset({"entropy"})),
+    ("statistics by lag", _VERSIONS),
+    ("share of the advantage that a rule keeps", frozenset({"advantage"})),
+)
+"""What a report cannot say without some columns."""
+
+
+def build(store: Store, rules: Sequence[Rule], *, source: str, n_bins: int | None = None) -> Document:
+    """Compute everything a report shows.
+
+    Parameters
+    ----------
+    store
+        An open store.
+    rules
+        Mask rules to compare.
+    source
+        What the user called the log.
+    n_bins
+        Entropy bins; by default 24, fewer when that would leave less than 200 tokens a bin.
+    """
+    facts = coverage(store)
+    present = frozenset(facts["columns"])
+    findings = run_checks(store)
+    grid = _grid(store, present, facts["n_counted"], n_bins)
+    possible = tuple(r for r in rules if r.needs <= present and present >= _PAIR)
+    outcome = run(store, _statistics(possible, grid, present), {"source": source})
+    results = outcome.results
+    bins = _entropy_bins(results.get("bins"), results.get("bins_by_lag"))
+    document = {
+        "schema": "estr-diag/report/v1",
+        "estr_diag": __version__,
+        "verdict": "",
+        "log": _log(store, source, facts),
+        "checks": [f.to_json() for f in findings],
+        "stamped": sorted({column for f in findings if f.verdict == "found" for column in f.spoils}),
+        "consistency": {
+            "overall": _metrics(results.get("overall")),
+            "by_step": _grouped_metrics(results.get("by_step"), "step"),
+            "by_lag": _grouped_metrics(results.get("by_lag"), "lag"),
+        },
+        "entropy_bins": bins,
+        "rules": _rules(possible, results, [b["_bin"] for b in bins]),
+        "agreement": results["agreement"].rows() if "agreement" in results else [],
+        "not_computed": _not_computed(store, rules, present),
+    }
+    document["verdict"] = verdict(document)
+    return Document.model_validate(json_number(document))
+
+
+def _statistics(rules: tuple[Rule, ...], grid: EntropyGrid | None, present: frozenset[str]) -> dict[str, Statistic]:
+    wanted: dict[str, Statistic] = {"overall": Consistency(), "by_step": Consistency("step")}
+    versions = present >= _VERSIONS
+    if versions:
+        wanted["by_lag"] = Consistency("lag")
+    if grid is not None and present >= _PAIR:
+        wanted["bins"] = EntropyBins(grid)
+        if versions:
+            wanted["bins_by_lag"] = EntropyBins(grid, by_lag=True)
+    if rules:
+        wanted["rules"] = Replay(rules)
+        wanted["rules_by_step"] = Replay(rules, by="step")
+        if versions:
+            wanted["rules_by_lag"] = Replay(rules, by="lag")
+        if grid is not None:
+            wanted["rules_by_entropy_bin"] = Replay(rules, grid, by="entropy_bin")
+        if len(rules) > 1:
+            wanted["agreement"] = Agreement(rules)
+    return wanted
+
+
+def _grid(store: Store, present: frozenset[str], n_counted: int, n_bins: int | None) -> EntropyGrid | None:
+    if "entropy" not in present or not n_counted:
+        return None
+    if n_bins is None:
+        n_bins = max(_MIN_BINS, min(DEFAULT_BINS, n_counted // _MIN_TOKENS_PER_BIN))
+    return quantile_grid(store, present, n_bins)
+
+
+def _log(store: Store, source: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    runs = store.rows("select * from runs")
+    sources = store.rows("select path, status, notes, counts from sources order by source_id")
+    repaired: dict[str, int] = defaultdict(int)
+    notes: dict[str, list[str]] = defaultdict(list)
+    for row in sources:
+        for reason, n in json.loads(row["counts"] or "{}").items():
+            repaired[reason] += n
+        if row["status"] == "ingested":
+            for note in json.loads(row["notes"] or "[]"):
+                notes[note].append(row["path"])
+    run_facts = dict(runs[0]) if runs else {}
+    return {
+        "source": source,
+        "trainer": run_facts.get("trainer"),
+        "adapter": run_facts.get("adapter"),
+        "run": {k: v for k, v in run_facts.items() if k not in ("run", "trainer", "adapter")},
+        **{k: facts[k] for k in ("n_tokens", "n_counted", "n_sequences", "steps", "versions", "lags", "columns", "skipped")},
+        "repaired": dict(repaired),
+        "files_left_out": [
+            {"path": r["path"], "status": r["status"], "reason": "; ".join(json.loads(r["notes"] or "[]"))}
+            for r in sources if r["status"] in ("refused", "copy")
+        ],
+        "notes": [note if len(paths) == 1 else f"{note} ({len(paths)} files)" for note, paths in notes.items()]
+        + _lag_note(facts),
+    }
+
+
+def _lag_note(facts: Mapping[str, Any]) -> list[str]:
+    unknown = facts["lags"].get("unknown", 0)
+    if not unknown or len(facts["lags"]) == 1:
+        return []
+    return [
+        f"{unknown:,} counted tokens have no known lag: their sequence spans weight versions and the log does not "
+        "say at which token they changed, so they stand in a group of their own"
+    ]
+
+
+def _metrics(result: Result | None) -> dict[str, Any]:
+    if result is None:
+        return {}
+    return {row["metric"]: {"value": row["value"], "se": row["se"], "n": row["n"]} for row in result.rows()}
+
+
+def _grouped_metrics(result: Result | None, key: str) -> list[dict[str, Any]]:
+    if result is None:
+        return []
+    groups: dict[Any, dict[str, Any]] = {}
+    for row in result.rows():
+        group = groups.setdefault(
+            row[key], {key: row[key], "n_tokens": row["n_tokens"], "n_sequences": row["n_sequences"], "metrics": {}}
+        )
+        group["metrics"][row["metric"]] = {"value": row["value"], "se": row["se"], "n": row["n"]}
+    return list(groups.values())
+
+
+def _entropy_bins(bins: Result | None, by_lag: Result | None) -> list[dict[str, Any]]:
+    if bins is None:
+        return []
+    cells: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in by_lag.rows() if by_lag is not None else ():
+        cell = {k: row[k] for k in ("lag", "n", "n_sequences", "mean_sq_delta")}
+        cells[row["entropy_bin"]].append({**cell, "se_mean_sq_delta": row["mean_sq_delta_se"]})
+    same = (
+        "lo", "hi", "n", "n_sequences", "mean_entropy", "mean_abs_delta", "mean_sq_delta",
+        "sq_delta_over_entropy", "mean_scaled_sq",
+    )  # fmt: skip
+    return [
+        {
+            "_bin": row["entropy_bin"],
+            **{k: row[k] for k in same},
+            "se_mean_sq_delta": row["mean_sq_delta_se"],
+            "quantiles": {name: row[name] for name in QUANTILES},
+            "by_lag": cells[row["entropy_bin"]],
+            "mode": {"n": row["n"] - row["n_off_mode"], "mean_sq_delta": row["mode_mean_sq_delta"]},
+            "off_mode": {"n": row["n_off_mode"], "mean_sq_delta": row["off_mode_mean_sq_delta"]},
+        }
+        for row in bins.rows()
+    ]
+
+
+def _rules(rules: Sequence[Rule], results: Mapping[str, Result], bin_order: Sequence[int]) -> list[dict[str, Any]]:
+    if "rules" not in results:
+        return []
+    groups = {
+        by: _by_rule(results.get(f"rules_by_{by}"), by) for by in ("entropy_bin", "lag", "step")
+    }
+    for rows in groups["entropy_bin"].values():
+        rows[:] = [{**row, "bin": bin_order.index(row["entropy_bin"])} for row in rows if row["entropy_bin"] in bin_order]
+    out = []
+    for rule, row in zip(rules, results["rules"].rows(), strict=True):
+        out.append(
+            {
+                "name": rule.name,
+                "params": {k: float(v) for k, v in rule.parameters.items()},
+                "keep": rule.keep,
+                **{k: row[k] for k in ("n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share", "masked_share")},
+                "kept": {
+                    "mean_sq_delta": row["kept_mean_sq_delta"],
+                    "kl_k3": row["kept_kl_k3"],
+                    "sq_delta_share": row["kept_sq_delta_share"],
+                    "advantage_share": row["kept_advantage_share"],
+                },
+                **{f"by_{by}": rows[rule.label] for by, rows in groups.items()},
+            }
+        )
+    return out
+
+
+def _by_rule(result: Result | None, key: str) -> defaultdict[str, list[dict[str, Any]]]:
+    rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in result.rows() if result is not None else ():
+        kept = ("n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share")
+        rows[row["rule"]].append({key: row[key], **{k: row[k] for k in kept}})
+    return rows
+
+
+def _not_computed(store: Store, rules: Sequence[Rule], present: frozenset[str]) -> list[dict[str, str]]:
+    runs = store.rows("select adapter from runs")
+    hints = getattr(adapters().get(runs[0]["adapter"]), "hints", {}) if runs else {}
+
+    def entry(what: str, lacking: frozenset[str]) -> dict[str, str]:
+        how = [hints[c] for c in sorted(lacking) if c in hints] or [how_to_get(lacking)]
+        return {"what": what, "why": f"this log has no {', '.join(sorted(lacking))}", "how_to_get_it": "; ".join(dict.fromkeys(how))}
+
+    out = [entry(what, needs - present) for what, needs in _WHAT if needs - present]
+    for rule in rules:
+        if lacking := (rule.needs | _PAIR) - present:
+            out.append(entry(f"rule {rule.label}", lacking))
+    return out

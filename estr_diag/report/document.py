@@ -1,0 +1,235 @@
+"""The report as data: what ``--json`` prints, and what the pages are drawn from.
+
+These models are the contract. ``data_schemas/report.v1.schema.json`` is generated from them, and every
+report is validated by being built from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_ID = "estr-diag/report/v1"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+
+class Skipped(_Part):
+    """A file that took no part."""
+
+    path: str
+    status: Annotated[str, Field(description="refused | copy | known")]
+    reason: str
+
+
+class LogFacts(_Part):
+    """What the log holds."""
+
+    source: str
+    trainer: str | None
+    adapter: str | None
+    run: Annotated[dict[str, Any], Field(description="run facts; unknown is null")]
+    n_tokens: Annotated[int, Field(description="response tokens, tool tokens included")]
+    n_counted: Annotated[int, Field(description="inside the loss mask, with every logged log-prob present")]
+    n_sequences: int
+    steps: Annotated[list[int] | None, Field(description="[lowest, highest]")]
+    versions: list[int] | None
+    lags: Annotated[dict[str, int], Field(description="trainer_version - policy_version -> counted tokens")]
+    columns: Annotated[dict[str, int], Field(description="canonical column -> values it holds")]
+    skipped: Annotated[dict[str, int], Field(description="why tokens do not count -> tokens")]
+    repaired: Annotated[dict[str, int], Field(description="values set to null or rows left out at ingest, by reason")]
+    files_left_out: list[Skipped]
+    notes: list[str]
+
+
+class CheckResult(_Part):
+    """One detector's verdict."""
+
+    id: str
+    verdict: Literal["found", "clear", "cannot_tell"]
+    level: Literal["fatal", "error", "warning", "info"]
+    size: float | None
+    control: Annotated[float | None, Field(description="what a sound log would show")]
+    where: str
+    cause: str
+    next_action: str
+    evidence: list[dict[str, Any]]
+    spoils: Annotated[list[str], Field(description="columns whose statistics must not be read")]
+
+
+class Number(_Part):
+    """A metric with its cluster-robust standard error by sequence."""
+
+    value: float | None
+    se: float | None
+    n: Annotated[int, Field(description="tokens, or sequences for a sequence metric")]
+
+
+class StepMetrics(_Part):
+    """Consistency metrics of one step."""
+
+    step: int | None
+    n_tokens: int
+    n_sequences: Annotated[int, Field(description="standard errors rest on this many; none with one")]
+    metrics: dict[str, Number]
+
+
+class LagMetrics(_Part):
+    """Consistency metrics at one lag; null for tokens whose lag is not known."""
+
+    lag: int | None
+    n_tokens: int
+    n_sequences: Annotated[int, Field(description="standard errors rest on this many; none with one")]
+    metrics: dict[str, Number]
+
+
+class Consistency(_Part):
+    """Consistency metrics."""
+
+    overall: dict[str, Number]
+    by_step: list[StepMetrics]
+    by_lag: list[LagMetrics]
+
+
+class Half(_Part):
+    """Mode (p_infer >= 0.5) or off-mode tokens of a bin."""
+
+    n: int
+    mean_sq_delta: float | None
+
+
+class LagCell(_Part):
+    """One lag inside an entropy bin."""
+
+    lag: int | None
+    n: int
+    n_sequences: int
+    mean_sq_delta: float | None
+    se_mean_sq_delta: float | None
+
+
+class EntropyBin(_Part):
+    """Moments of delta in one bin of H."""
+
+    lo: float
+    hi: float
+    n: int
+    n_sequences: int
+    mean_entropy: float | None
+    mean_abs_delta: float | None
+    mean_sq_delta: float | None
+    se_mean_sq_delta: float | None
+    sq_delta_over_entropy: float | None
+    mean_scaled_sq: Annotated[float | None, Field(description="mean delta^2 / (H + 0.01)")]
+    quantiles: Annotated[dict[str, float | None], Field(description="of |delta|")]
+    by_lag: list[LagCell]
+    mode: Half
+    off_mode: Half
+
+
+class RuleGroup(_Part):
+    """One group of a rule's breakdown."""
+
+    n: int
+    kept_tokens: int
+    masked_tokens: int
+    undecided_tokens: int
+    kept_share: float | None
+
+
+class RuleBinGroup(RuleGroup):
+    """One entropy bin."""
+
+    bin: Annotated[int, Field(description="index into entropy_bins")]
+
+
+class RuleLagGroup(RuleGroup):
+    """One lag."""
+
+    lag: int | None
+
+
+class RuleStepGroup(RuleGroup):
+    """One step."""
+
+    step: int | None
+
+
+class Kept(_Part):
+    """What is left after the mask."""
+
+    mean_sq_delta: float | None
+    kl_k3: float | None
+    sq_delta_share: Annotated[float | None, Field(description="share of sum delta^2 that is kept")]
+    advantage_share: Annotated[float | None, Field(description="share of sum |A| that is kept")]
+
+
+class RuleResult(_Part):
+    """What a rule would do to this log."""
+
+    name: str
+    params: dict[str, float]
+    keep: Annotated[str, Field(description="the condition, as text")]
+    n: int
+    kept_tokens: int
+    masked_tokens: int
+    undecided_tokens: Annotated[int, Field(description="a column that the rule needs is missing on the token")]
+    kept_share: float | None
+    masked_share: float | None
+    kept: Kept
+    by_entropy_bin: list[RuleBinGroup]
+    by_lag: list[RuleLagGroup]
+    by_step: list[RuleStepGroup]
+
+
+class Pair(_Part):
+    """Agreement of two rules."""
+
+    a: str
+    b: str
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+    jaccard: float | None
+    kappa: float | None
+
+
+class NotComputed(_Part):
+    """Something that this log does not allow."""
+
+    what: str
+    why: str
+    how_to_get_it: str
+
+
+class Document(_Part):
+    """A whole report."""
+
+    schema_: Annotated[Literal["estr-diag/report/v1"], Field(alias="schema")] = SCHEMA_ID
+    estr_diag: str
+    verdict: Annotated[str, Field(description="the report in a few sentences")]
+    log: LogFacts
+    checks: list[CheckResult]
+    stamped: Annotated[list[str], Field(description="columns that a check found broken; what rests on them is stamped")]
+    consistency: Consistency
+    entropy_bins: list[EntropyBin]
+    rules: list[RuleResult]
+    agreement: list[Pair]
+    not_computed: list[NotComputed]
+
+
+def report_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of ``estr-diag report --json``."""
+    schema = Document.model_json_schema(by_alias=True)
+    schema["required"] = sorted({*schema.get("required", []), "schema"})
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        **schema,
+        "title": "estr-diag report",
+        "description": "Numbers are JSON numbers or null, never NaN. Natural logarithms. Keys may be added.",
+    }

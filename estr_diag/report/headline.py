@@ -1,0 +1,15 @@
+"""Which numbers a page shows, in which order; one list for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+OVERALL: tuple[str, ...] = (
+    "mean_abs_delta", "rms_delta", "max_abs_delta", "mean_delta", "kl_k3", "chi2_token", "ratio_mean", "ratio_std",
+    "ess_token", "prob_diff_mean", "entropy_mean", "kl_over_entropy", "infer_ppl", "train_ppl", "log_ppl_abs_diff", "ess_sequence",
+)  # fmt: skip
+"""Of some forty metrics, those that a page has room for; all are in ``--json``."""
+
+GROUPED: dict[str, str] = {"mean_abs_delta": "mean |δ|", "mean_sq_delta": "E[δ²]", "kl_k3": "KL k3", "ess_token": "ESS"}
+"""By step and by lag: metric -> heading."""
+
+MAX_STEPS = 12
+"""A page shows the first and last of more steps than this."""

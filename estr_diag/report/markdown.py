@@ -1,0 +1,132 @@
+"""The report as Markdown, to paste into an issue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from estr_diag.report import headline
+from estr_diag.report.document import Document
+from estr_diag.report.verdict import number, with_error
+from estr_diag.stats.metrics import BY_NAME, YARDSTICKS
+
+_MARKS = {"found": "**found**", "clear": "clear", "cannot_tell": "cannot tell"}
+
+
+def render(document: Document) -> str:
+    """Return the page."""
+    return "\n".join(_lines(document)) + "\n"
+
+
+def _lines(d: Document) -> Iterator[str]:
+    log = d.log
+    yield f"# estr-diag {d.estr_diag}: {_foreign(log.source)}"
+    yield ""
+    yield d.verdict.replace("<", "&lt;")
+    yield ""
+    yield from _table(
+        ("log", ""),
+        [
+            ("trainer", _foreign(log.trainer or "unknown")),
+            ("sequences", f"{log.n_sequences:,}"),
+            ("response tokens", f"{log.n_tokens:,} ({log.n_counted:,} counted)"),
+            ("steps", _range(log.steps)),
+            ("versions", _range(log.versions)),
+            ("lags", ", ".join(f"{lag}: {n:,}" for lag, n in log.lags.items()) or "not known"),
+            ("not counted", "; ".join(f"{n:,} {r}" for r, n in log.skipped.items()) or "none"),
+        ],
+    )
+    yield "## Checks"
+    yield ""
+    yield from _table(
+        ("check", "verdict", "what", "next"),
+        [(c.id, _MARKS[c.verdict], c.cause, c.next_action if c.verdict == "found" else "") for c in d.checks],
+    )
+    if d.consistency.overall:
+        yield "## Consistency"
+        yield ""
+        shown = [n for n in headline.OVERALL if n in d.consistency.overall]
+        values = d.consistency.overall
+        yield from _table(
+            ("metric", "value ± se", "unit", "yardstick"),
+            [(f"`{n}`", with_error(values[n].model_dump()), BY_NAME[n].unit, " — ".join(YARDSTICKS.get(n, ()))) for n in shown],
+        )
+    for title, key, groups in (
+        ("By step", "step", [(g.step, g) for g in d.consistency.by_step] if len(d.consistency.by_step) > 1 else []),
+        ("By lag", "lag", [("unknown" if g.lag is None else g.lag, g) for g in d.consistency.by_lag]),
+    ):
+        if groups:
+            yield f"## {title}"
+            yield ""
+            names = [n for n in headline.GROUPED if n in groups[0][1].metrics]
+            yield from _table(
+                (key, "tokens", "sequences", *(f"`{n}`" for n in names)),
+                [
+                    (str(k), f"{g.n_tokens:,}", f"{g.n_sequences:,}", *(with_error(g.metrics[n].model_dump()) for n in names))
+                    for k, g in groups
+                ],
+            )
+    if d.entropy_bins:
+        yield "## Ratio scale against entropy"
+        yield ""
+        yield from _table(
+            ("H from", "to", "tokens", "E[δ²] ± se", "E[δ²]/H", "p50 abs δ", "p99 abs δ", "E[δ²] off-mode"),
+            [
+                (
+                    number(b.lo), number(b.hi), f"{b.n:,}",
+                    with_error({"value": b.mean_sq_delta, "se": b.se_mean_sq_delta}), number(b.sq_delta_over_entropy),
+                    number(b.quantiles["p50"]), number(b.quantiles["p99"]), number(b.off_mode.mean_sq_delta),
+                )
+                for b in d.entropy_bins
+            ],
+        )  # fmt: skip
+    if d.rules:
+        yield "## What a mask would keep"
+        yield ""
+        yield from _table(
+            ("rule", "kept", "masked tokens", "undecided", "E[δ²] kept", "Σδ² kept", "Σ abs A kept"),
+            [
+                (
+                    f"`{':'.join([r.name, *(f'{k}={v:g}' for k, v in r.params.items())])}`", _share(r.kept_share),
+                    f"{r.masked_tokens:,}", f"{r.undecided_tokens:,}", number(r.kept.mean_sq_delta),
+                    _share(r.kept.sq_delta_share), _share(r.kept.advantage_share),
+                )
+                for r in d.rules
+            ],
+        )  # fmt: skip
+    if d.not_computed:
+        yield "## Not computed"
+        yield ""
+        yield from (f"- {_escape(n.what)}: {_escape(n.why)}. To get it: {_escape(n.how_to_get_it)}" for n in d.not_computed)
+        yield ""
+    if d.log.notes or d.log.files_left_out:
+        yield "## Notes"
+        yield ""
+        yield from (f"- {_foreign(note)}" for note in d.log.notes)
+        yield from (f"- not read ({f.status}): {_foreign(f.path)}: {_foreign(f.reason)}" for f in d.log.files_left_out)
+        yield ""
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
+    for row in rows:
+        yield "| " + " | ".join(_escape(cell) for cell in row) + " |"
+    yield ""
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ").replace("\r", " ")
+
+
+def _foreign(text: str) -> str:
+    # File names and messages are the log's, not ours: they may neither format, link nor fetch anything.
+    return re.sub(r"([\\`*_\[\]!~@#])", r"\\\1", text.replace("\n", " ").replace("\r", " ").replace("<", "&lt;"))
+
+
+def _range(ends: Sequence[int] | None) -> str:
+    return "not known" if ends is None else (str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}")
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2%}"

@@ -1,0 +1,183 @@
+"""The report on a terminal: a page that a tired engineer takes in at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule as Line
+from rich.table import Table
+from rich.text import Text
+
+from estr_diag.report import headline
+from estr_diag.report.document import Document, EntropyBin, LagMetrics, Number, RuleResult, StepMetrics
+from estr_diag.report.verdict import number, with_error
+from estr_diag.stats.metrics import BY_NAME, YARDSTICKS
+
+_MARKS = {"found": ("✗", "bold red"), "clear": ("✓", "green"), "cannot_tell": ("?", "yellow")}
+_BAR = "▏▎▍▌▋▊▉█"
+_BAR_CELLS = 10
+_WIDE = 100
+
+
+def render(document: Document, width: int) -> RenderableType:
+    """Return the page, for a terminal of `width` columns."""
+    return Group(*_parts(document, width))
+
+
+def _parts(d: Document, width: int) -> Iterator[RenderableType]:
+    yield Text.assemble(("estr-diag ", "bold"), d.estr_diag, "  ", (d.log.trainer or "unknown trainer", "bold cyan"), "  ", d.log.source)
+    yield from _facts(d)
+    yield Padding(Text(d.verdict, style="bold" if d.stamped else ""), (1, 0))
+    yield from _checks(d)
+    stamp = " (rests on a broken column)" if d.stamped else ""
+    if d.consistency.overall:
+        yield _title("Consistency of the two engines" + stamp, "value ± standard error by sequence")
+        yield _overall(d, width)
+    if len(d.consistency.by_step) > 1:
+        yield _title("By step" + stamp)
+        yield _grouped("step", [(str(g.step), g) for g in _ends(d.consistency.by_step)])
+    if d.consistency.by_lag:
+        yield _title("By lag" + stamp, "trainer version minus the version that generated the token")
+        yield _grouped("lag", [("?" if g.lag is None else str(g.lag), g) for g in d.consistency.by_lag])
+    if d.entropy_bins:
+        whose = {"train": "training engine's", "infer": "inference engine's"}.get(str(d.log.run.get("entropy_of")), "logged")
+        yield _title("Ratio scale against entropy" + stamp, f"H is the {whose} entropy, nat")
+        yield _bins(d.entropy_bins, width)
+    if d.rules:
+        yield _title("What a mask would keep" + stamp)
+        yield _rules(d.rules, width)
+    if d.not_computed:
+        yield _title("Not computed")
+        for item in d.not_computed:
+            yield Padding(
+                Text.assemble((f"{item.what}: ", "yellow"), f"{item.why}. ", ("To get it: ", "dim"), item.how_to_get_it), (0, 0, 0, 2)
+            )
+    if d.log.notes or d.log.files_left_out:
+        yield _title("Notes")
+        for note in d.log.notes:
+            yield Padding(Text(f"· {note}"), (0, 0, 0, 2))
+        for file in d.log.files_left_out:
+            yield Padding(Text(f"· not read ({file.status}): {file.path}: {file.reason}"), (0, 0, 0, 2))
+
+
+def _facts(d: Document) -> Iterator[RenderableType]:
+    log = d.log
+    parts = [f"{log.n_sequences:,} sequences", f"{log.n_tokens:,} response tokens, {log.n_counted:,} counted"]
+    if log.steps:
+        parts.append(_span("step", log.steps))
+    if log.versions:
+        parts.append(_span("version", log.versions))
+    if log.lags:
+        parts.append("lag " + ", ".join(f"{lag}: {n:,}" for lag, n in log.lags.items()))
+    yield Text(" · ".join(parts), style="dim")
+    left_out = [f"{n:,} {reason}" for reason, n in (log.skipped | log.repaired).items() if n]
+    if left_out:
+        yield Text("not counted or repaired: " + "; ".join(left_out), style="dim")
+
+
+def _span(word: str, ends: Sequence[int]) -> str:
+    return f"{word} {ends[0]}" if ends[0] == ends[1] else f"{word}s {ends[0]}–{ends[1]}"
+
+
+def _title(text: str, detail: str = "") -> RenderableType:
+    line = Text.assemble((text, "bold"), (f"  {detail}" if detail else "", "dim"))
+    return Padding(Line(line, align="left", style="dim"), (1, 0, 0, 0))
+
+
+def _checks(d: Document) -> Iterator[RenderableType]:
+    yield _title("Checks")
+    table = Table.grid(padding=(0, 1))
+    for _ in range(3):
+        table.add_column()
+    for check in d.checks:
+        mark, style = _MARKS[check.verdict]
+        text = Text(check.cause)
+        if check.verdict == "found":
+            text.append(f"\n→ {check.next_action}", style="bold")
+        elif check.verdict == "cannot_tell":
+            text = Text("cannot tell: ", style="yellow").append(check.cause, style="")
+        table.add_row(Text(f"  {mark}", style), Text(check.id, style=style if check.verdict == "found" else ""), text)
+    yield table
+
+
+def _plain_table(*headers: tuple[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for header, justify in headers:
+        table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    return table
+
+
+def _overall(d: Document, width: int) -> RenderableType:
+    shown = [n for n in headline.OVERALL if n in d.consistency.overall]
+    table = _plain_table(("metric", "left"), ("value", "right"), ("unit", "left"))
+    table.add_column("what others call good or bad" if width >= _WIDE else "yardstick", overflow="fold", style="dim")
+    for name in shown:
+        short, source = YARDSTICKS.get(name, ("", ""))
+        yardstick = f"{short} ({source})" if source and width >= _WIDE else short
+        table.add_row(name, _value(d.consistency.overall[name]), BY_NAME[name].unit, yardstick)
+    return table
+
+
+def _grouped(key: str, groups: Sequence[tuple[str, StepMetrics | LagMetrics]]) -> RenderableType:
+    names = [n for n in headline.GROUPED if any(n in g.metrics for _, g in groups)]
+    headers = [(headline.GROUPED[n], "right") for n in names]
+    table = _plain_table((key, "right"), ("tokens", "right"), ("seqs", "right"), *headers)
+    for label, group in groups:
+        values = [_value(group.metrics[name]) if name in group.metrics else "–" for name in names]
+        table.add_row(label, f"{group.n_tokens:,}", f"{group.n_sequences:,}", *values)
+    return table
+
+
+def _ends(groups: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
+    half = headline.MAX_STEPS // 2
+    return groups if len(groups) <= headline.MAX_STEPS else [*groups[:half], *groups[-half:]]
+
+
+def _bins(bins: Sequence[EntropyBin], width: int) -> RenderableType:
+    wide = width >= _WIDE
+    headers = [("H from", "right"), ("to", "right"), ("tokens", "right"), ("E[δ²]/H", "right"), ("E[δ²] ± se", "right")]
+    if wide:
+        headers += [("p50 |δ|", "right"), ("p99 |δ|", "right"), ("E[δ²] off-mode", "right")]
+    table = _plain_table(*headers, ("", "left"))
+    top = max((b.sq_delta_over_entropy or 0.0 for b in bins), default=0.0)
+    for b in bins:
+        row = [
+            number(b.lo), number(b.hi), f"{b.n:,}", number(b.sq_delta_over_entropy),
+            with_error({"value": b.mean_sq_delta, "se": b.se_mean_sq_delta}),
+        ]  # fmt: skip
+        if wide:
+            row += [number(b.quantiles["p50"]), number(b.quantiles["p99"]), number(b.off_mode.mean_sq_delta)]
+        table.add_row(*row, Text(_bar(b.sq_delta_over_entropy, top), style="cyan"))
+    return table
+
+
+def _bar(value: float | None, top: float) -> str:
+    if not value or not top:
+        return ""
+    eighths = max(1, round(8 * _BAR_CELLS * value / top))
+    return "█" * (eighths // 8) + (_BAR[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def _rules(rules: Sequence[RuleResult], width: int) -> RenderableType:
+    headers = [("rule", "left"), ("kept", "right"), ("masked", "right"), ("E[δ²] kept", "right"), ("Σδ² kept", "right"), ("Σ|A| kept", "right")]
+    undecided = any(r.undecided_tokens for r in rules)
+    table = _plain_table(*headers, *([("undecided", "right")] if undecided else []))
+    for r in rules:
+        label = ":".join([r.name, *(f"{k}={v:g}" for k, v in r.params.items())])
+        row = [
+            label, _share(r.kept_share), f"{r.masked_tokens:,}", number(r.kept.mean_sq_delta),
+            _share(r.kept.sq_delta_share), _share(r.kept.advantage_share),
+        ]  # fmt: skip
+        table.add_row(*row, *([f"{r.undecided_tokens:,}"] if undecided else []))
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2%}"
+
+
+def _value(metric: Number) -> str:
+    return with_error({"value": metric.value, "se": metric.se})
