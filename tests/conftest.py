@@ -30,7 +30,7 @@ def ingested() -> Iterator[Callable[..., Store]]:
         store = Store.memory()
         opened.append(store)
         options = options or ReadOptions()
-        ingest(store, discover(paths, format_name, guess_mask=options.guess_mask), options)
+        ingest(store, discover(paths, format_name, guess_mask=options.guess_mask, mapping=options.mapping), options)
         return store
 
     yield read

@@ -1,0 +1,230 @@
+"""Mask rules: the frameworks' own keep sets token by token, NumPy everywhere else, and hostile text refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estr_diag import rules
+from estr_diag.errors import UsageError
+from estr_diag.expressions import tok
+from estr_diag.rules import DEFAULT_RULES, LIBRARY, Rule, parse_rules
+from estr_diag.rules.replay import Agreement, Replay
+from estr_diag.stats.grid import quantile_grid
+from estr_diag.store.database import Store
+from estr_diag.store.engine import run
+from tests import oracles
+from tests.logs import make_log, store_of
+from tests.test_consistency import oracle_arrays
+
+
+def decisions(store: Store, rule: Rule, source: str = "tokens") -> list[bool | None]:
+    """The keep decision of every counted token, in order."""
+    present = frozenset(store.column_counts())
+    rows = store.rows(f"with {tok(present, source)} select ({rule.sql()}) as keep from tok order by seq_id, pos")
+    return [row["keep"] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def framework_log(data: Path) -> Iterator[Store]:
+    arrays = oracle_arrays(data)
+    with store_of(arrays) as store:
+        # Boundary cases are planted in double precision (a ratio of exactly 0.5), and a log stores
+        # float32 as trainers do: the rules are held against the values that the frameworks were given.
+        frame = pa.table({**arrays, "pos": np.arange(len(arrays["seq_id"])), "step": np.zeros(len(arrays["seq_id"]))})
+        store.connection.register("frame", frame)
+        store.connection.execute("create temp table given as select * from frame")
+        yield store
+
+
+FRAMEWORK_MASKS = [
+    (rules.icepop(low=0.5, high=5.0), name)
+    for name in ("verl.is.icepop_token[0.5_5.0]", "slime.icepop[0.5,5.0]", "nemo.icepop[0.5,5]", "openrlhf.icepop[0.5,5.0]", "areal.rs.token_mask_ratio[0.5,5.0]")
+] + [
+    (rules.icepop(low=0.5, high=2.0), name)
+    for name in ("slime.icepop[0.5,2.0]", "nemo.icepop[0.5,2]", "openrlhf.icepop[0.5,2.0]", "oi.icepop[0.5,2]", "skyrl.token_mask[0.5,2]", "trl.vllm_is.token_mask[0.5,2.0]", "areal.rs.token_mask_ratio[0.5,2.0]")
+] + [
+    (rules.kpop(phi=phi, eps=1e-8), f"areal.rs.token_mask_binary_kl[None,{phi}]") for phi in (2.0, 0.1, 0.005)
+] + [
+    (rules.kpop(phi=phi), f"kpop[eps=1e-6,phi={phi}]@B") for phi in (2.0, 0.1, 0.005)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "mask"), FRAMEWORK_MASKS, ids=[f"{r.label}={m}" for r, m in FRAMEWORK_MASKS])
+def test_keeps_exactly_what_the_frameworks_code_keeps(framework_log: Store, data: Path, rule: Rule, mask: str) -> None:
+    masks = pq.read_table(data / "oracle" / "synthetic.masks.float64.parquet").sort_by([("seq_id", "ascending"), ("pos", "ascending")])
+    expected = [keep for keep in masks[f"keep/{mask}"].to_pylist() if keep is not None]
+    found = decisions(framework_log, rule, "given")
+    counted = framework_log.rows("select count(*) as n from tokens where loss_mask")[0]["n"]
+    assert counted == 1521
+    if len(expected) != counted:
+        log = pq.read_table(data / "oracle" / "synthetic.parquet").sort_by([("seq_id", "ascending"), ("pos", "ascending")])
+        expected = [k for k, m in zip(masks[f"keep/{mask}"].to_pylist(), log["loss_mask"].to_pylist(), strict=True) if m]
+    assert found == expected
+    assert 0 < sum(map(bool, found)) < counted, "the case must tell keep from drop"
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), scale=st.sampled_from([1.0, 5.0, 30.0]))
+def test_decisions_equal_numpy(seed: int, scale: float) -> None:
+    log = make_log(seed, scale=scale)
+    tokens = oracles.counted(log)
+    with store_of(log) as store:
+        for rule in DEFAULT_RULES:
+            found = np.array(decisions(store, rule))
+            expected = oracles.keep(rule.name, tokens, **{k: float(v) for k, v in rule.parameters.items()})
+            np.testing.assert_array_equal(found, expected, err_msg=rule.label)
+
+
+def test_boundaries_are_inside() -> None:
+    log = {
+        "seq_id": np.zeros(3, dtype=np.int64),
+        "logp_infer": np.array([-2.0, -2.0, -2.0], dtype=np.float32),
+        "logp_train": np.array([-1.0, -0.5, -2.0], dtype=np.float32),
+        "entropy": np.array([0.25, 0.25, 0.25], dtype=np.float32),
+        "loss_mask": np.ones(3, dtype=bool),
+    }
+    with store_of(log) as store:
+        # delta = 1, 1.5, 0; S = delta^2 / 0.25 with eps 0
+        assert decisions(store, rules.estr(tau=4.0, eps=0.0)) == [True, False, True]
+        assert decisions(store, rules.estr(tau=9.0, eps=0.0)) == [True, True, True]
+        assert decisions(store, rules.icepop(low=1.0, high=math.e)) == [True, False, True]
+
+
+def test_a_missing_entropy_is_undecided_and_counted() -> None:
+    log = make_log(3, holes=False)
+    hole = np.zeros(len(log["entropy"]), dtype=bool)
+    hole[::5] = True
+    log["entropy"][hole] = np.nan
+    with store_of(log) as store:
+        row = run(store, {"it": Replay((rules.estr(), rules.icepop()))}).results["it"].table.to_pylist()
+    estr, icepop = row
+    assert estr["undecided_tokens"] == np.count_nonzero(hole & log["loss_mask"]) > 0
+    assert icepop["undecided_tokens"] == 0
+    for r in row:
+        assert r["kept_tokens"] + r["masked_tokens"] + r["undecided_tokens"] == r["n"]
+
+
+@pytest.mark.parametrize("by", ["overall", "step", "lag", "entropy_bin"])
+def test_replay_equals_numpy(by: str) -> None:
+    log = make_log(11, scale=6.0)
+    tokens = oracles.counted(log)
+    with store_of(log) as store:
+        grid = quantile_grid(store, frozenset(store.column_counts()), 4)
+        rows = run(store, {"it": Replay(DEFAULT_RULES, grid, by=by)}).results["it"].table.to_pylist()
+    edges = 2.0 ** (np.array(grid.cells) / 16)
+    group = {
+        "overall": np.zeros(len(tokens["delta"])),
+        "step": tokens["step"],
+        "lag": tokens["trainer_version"] - tokens["policy_version"],
+        "entropy_bin": np.where(tokens["entropy"] <= 0, 0, np.clip(np.searchsorted(edges, tokens["entropy"], "right"), 1, len(edges) - 1)),
+    }[by]
+    assert len(rows) == len(DEFAULT_RULES) * len(np.unique(group))
+    some_masked = 0
+    for row in rows:
+        at = group == (0 if by == "overall" else row[by])
+        part = {name: values[at] for name, values in tokens.items()}
+        rule = next(r for r in DEFAULT_RULES if r.label == row["rule"])
+        kept = oracles.keep(rule.name, part, **{k: float(v) for k, v in rule.parameters.items()})
+        d, a = part["delta"], np.abs(part["advantage"].astype(float))
+        assert row["kept_tokens"] == kept.sum()
+        assert row["masked_tokens"] == (~kept).sum()
+        some_masked += row["masked_tokens"]
+        assert math.isclose(row["kept_share"], kept.mean())
+        if a.sum():
+            assert math.isclose(row["kept_advantage_share"], a[kept].sum() / a.sum(), rel_tol=1e-9)
+        if kept.any():
+            assert math.isclose(row["kept_mean_sq_delta"], (d[kept] ** 2).mean(), rel_tol=1e-9)
+            assert math.isclose(row["kept_kl_k3"], (np.exp(d[kept]) - 1 - d[kept]).mean(), rel_tol=1e-9, abs_tol=1e-15)
+    assert some_masked > 0
+
+
+def test_agreement_equals_numpy() -> None:
+    log = make_log(11, scale=6.0)
+    tokens = oracles.counted(log)
+    with store_of(log) as store:
+        pairs = run(store, {"it": Agreement(DEFAULT_RULES)}).results["it"].table.to_pylist()
+    assert len(pairs) == 6
+    for pair in pairs:
+        a, b = (oracles.keep(pair[side].split(":")[0], tokens) for side in ("a", "b"))
+        cells = ((a & b).sum(), (a & ~b).sum(), (~a & b).sum(), (~a & ~b).sum())
+        assert (pair["both"], pair["only_a"], pair["only_b"], pair["neither"]) == cells
+        observed, chance = (a == b).mean(), a.mean() * b.mean() + (1 - a.mean()) * (1 - b.mean())
+        if chance == 1:
+            assert pair["kappa"] is None
+        else:
+            assert math.isclose(pair["kappa"], (observed - chance) / (1 - chance), rel_tol=1e-9, abs_tol=1e-12)
+
+
+@given(low=st.floats(0.1, 10), more=st.floats(0, 10))
+@settings(max_examples=10, deadline=None)
+def test_estr_is_monotone_in_its_threshold(low: float, more: float) -> None:
+    with store_of(make_log(7, scale=6.0)) as store:
+        tight, loose = (decisions(store, rules.estr(tau=t)) for t in (low, low + more))
+    assert all(wide or not narrow for narrow, wide in zip(tight, loose, strict=True))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "read_text('/etc/passwd') is null",
+        "(select count(*) from tokens) > 0",
+        "true; drop table tokens",
+        "exists (select 1)",
+        "delta < (select max(delta) from tokens)",
+        "tokens.delta < 1",
+        "getenv('HOME') = 'x'",
+        "delta < 1 -- comment \n; attach 'x.db'",
+        "unknown_column < 1",
+        "delta in (select 1)",
+        "list_sum([1]) > 0",
+        "delta::varchar = 'x'",
+        "sleep(10)",
+        "",
+        "delta <",
+        "(" * 5000 + "delta" + ")" * 5000 + " < 1",
+        "delta < 1 or " * 3000 + "true",
+    ],
+)
+def test_hostile_text_is_refused(text: str) -> None:
+    rule = Rule("bad", text)
+    with pytest.raises(UsageError):
+        rule.sql()
+
+
+def test_an_unknown_name_comes_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean 'delta'"):
+        Rule("bad", "dela < 1").sql()
+    with pytest.raises(UsageError, match="did you mean 'estr'"):
+        parse_rules("ester:tau=4", LIBRARY)
+    with pytest.raises(UsageError, match="did you mean 'tau'"):
+        parse_rules("estr:tao=4", LIBRARY)
+    with pytest.raises(UsageError, match="parameter=number"):
+        parse_rules("estr:tau=four", LIBRARY)
+    with pytest.raises(UsageError, match="finite"):
+        parse_rules("estr:tau=nan", LIBRARY)
+
+
+def test_rule_texts_on_the_command_line() -> None:
+    estr, icepop = parse_rules("estr:tau=2,icepop:low=0.2:high=3", LIBRARY)
+    assert estr.parameters["tau"] == 2
+    assert estr.parameters["eps"] == 0.01
+    assert (icepop.parameters["low"], icepop.parameters["high"]) == (0.2, 3)
+    assert estr.needs == {"logp_infer", "logp_train", "entropy"}
+    assert icepop.needs == {"logp_infer", "logp_train"}
+
+
+@pytest.mark.parametrize("rule", DEFAULT_RULES, ids=lambda r: r.name)
+def test_every_rule_explains_itself(rule: Rule) -> None:
+    assert rule.says
+    assert rule.reference
+    assert rule.needs <= {"logp_infer", "logp_train", "entropy"}
+    assert parse_rules(rule.name, LIBRARY) == (rule,)
