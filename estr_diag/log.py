@@ -81,8 +81,22 @@ class Log:
         return Report(build(self.store, tuple(rules or DEFAULT_RULES), source=self.source, n_bins=n_bins))
 
     def sql(self, query: str) -> Result:
-        """Run a query over the tables ``tokens``, ``sequences``, ``runs`` and ``sources``."""
-        return Result("sql", self.store.table(query), {"query": query}, {"source": self.source})
+        """Run a read-only query over the tables ``tokens``, ``sequences``, ``runs`` and ``sources``.
+
+        Raises
+        ------
+        UsageError
+            The query is wrong, or reaches for anything outside the log.
+        """
+        import duckdb
+
+        # A query may have been copied from anywhere: it can read neither files nor the network.
+        self.store.connection.execute("set enable_external_access = false")
+        try:
+            table = self.store.table(query)
+        except duckdb.Error as error:
+            raise UsageError(f"this query cannot be run: {error}") from None
+        return Result("sql", table, {"query": query}, {"source": self.source})
 
     def close(self) -> None:
         """Close the store."""
@@ -209,7 +223,9 @@ def find(
 ) -> Discovery:
     """Say what would be read, and by which adapter, without reading it."""
     options = options or ReadOptions()
-    return discover(_paths(path), format, skip_unreadable=skip_unreadable, guess_mask=options.guess_mask)
+    return discover(
+        _paths(path), format, skip_unreadable=skip_unreadable, guess_mask=options.guess_mask, mapping=options.mapping
+    )
 
 
 def _read(
@@ -218,7 +234,9 @@ def _read(
     if any(is_store(path) for path in paths):
         raise UsageError("a store cannot be ingested into another one; export it to Parquet and ingest that")
     options = options or ReadOptions()
-    found = discover(paths, name, skip_unreadable=skip_unreadable, guess_mask=options.guess_mask)
+    found = discover(
+        paths, name, skip_unreadable=skip_unreadable, guess_mask=options.guess_mask, mapping=options.mapping
+    )
     return run_ingest(store, found, options, skip_unreadable=skip_unreadable, progress=progress)
 
 

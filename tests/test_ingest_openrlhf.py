@@ -84,7 +84,8 @@ def test_sequences(ingested: Ingest, save: Callable[..., Path]) -> None:
     rows = store.rows("select * from sequences order by seq_id")
     assert [r["seq_key"] for r in rows] == [f"experiences_step_3:{n}:{i}" for n in range(2) for i in range(2)]
     assert [(r["n_tokens"], r["prompt_len"], r["reward"], r["finish"]) for r in rows] == [
-        (4, 2, 1, "stop"), (2, 3, 0, "length")
+        (4, 2, 1, "stop"),
+        (2, 3, 0, "length"),
     ] * 2
     assert [r["group_id"] for r in rows] == ["5:4", "5:4", "5:7", "5:7"]
     assert {r["step"] for r in rows} == {5}  # of the content, not of the file name
@@ -104,14 +105,21 @@ def test_single_samples_have_no_batch_dimension(ingested: Ingest, save: Callable
 
 def test_left_padding(ingested: Ingest, save: Callable[..., Path]) -> None:
     left = experience(
-        sequences=torch.tensor([[0, 3, 4, 5, 21, 22]]), attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]]),
-        action_mask=torch.tensor([[0, 0, 0, 1, 1]]), rollout_log_probs=torch.tensor([[0.0, 0, 0, -4, -5]]),
-        action_log_probs=torch.tensor([[-8.0, -8, -8, -4.5, -5.5]]), rewards=..., truncated=..., index=...,
+        sequences=torch.tensor([[0, 3, 4, 5, 21, 22]]),
+        attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]]),
+        action_mask=torch.tensor([[0, 0, 0, 1, 1]]),
+        rollout_log_probs=torch.tensor([[0.0, 0, 0, -4, -5]]),
+        action_log_probs=torch.tensor([[-8.0, -8, -8, -4.5, -5.5]]),
+        rewards=...,
+        truncated=...,
+        index=...,
     )
     store = ingested(save(left))
     assert token_columns(store, "token_id")["token_id"].tolist() == [21, 22]
     assert store.rows("select prompt_len, group_id, reward from sequences")[0] == {
-        "prompt_len": 3, "group_id": None, "reward": None
+        "prompt_len": 3,
+        "group_id": None,
+        "reward": None,
     }
 
 

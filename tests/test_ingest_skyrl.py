@@ -51,7 +51,8 @@ def independently(path: Path) -> Arrays:
     state = AnyName(io.BytesIO(path.read_bytes())).load().state
     return {
         name: np.frombuffer(v["data"], v["dtype"]).reshape(v["shape"])
-        for name, v in state["batch_dict"].items() if v is not None
+        for name, v in state["batch_dict"].items()
+        if v is not None
     }
 
 
@@ -85,7 +86,11 @@ def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 
         def _rebuild_tensor_batch(cls: Any, state: Any) -> Any: ...
 
-        for name, value in (("TrainingInputBatch", TrainingInputBatch), ("_rebuild_tensor_batch", _rebuild_tensor_batch)):
+        named: dict[str, Any] = {
+            "TrainingInputBatch": TrainingInputBatch,
+            "_rebuild_tensor_batch": _rebuild_tensor_batch,
+        }
+        for name, value in named.items():
             value.__module__, value.__qualname__ = module.__name__, name
             setattr(module, name, value)
         parts = module.__name__.split(".")
@@ -128,8 +133,9 @@ def test_every_column_against_an_independent_reader(path: Path, width: str, inge
         real = np.flatnonzero(raw["attention_mask"][i])
         want["token_id"] += raw["sequences"][i, real[len(real) - n :]].tolist()
         cells = slice(edge - n, edge) if width == "right" else slice(0, n)
-        logps = [None if m == 0 else v for m, v in zip(raw["loss_mask"][i, cells], raw["rollout_logprobs"][i, cells], strict=True)]
-        want["logp_infer"] += logps
+        sampled = raw["loss_mask"][i, cells] != 0
+        logps = raw["rollout_logprobs"][i, cells].tolist()
+        want["logp_infer"] += [x if m else None for x, m in zip(logps, sampled, strict=True)]
         want["logp_train"] += raw["action_log_probs"][i, cells].tolist()
         want["advantage"] += raw["advantages"][i, cells].tolist()
     for name, values in want.items():

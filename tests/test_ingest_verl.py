@@ -347,6 +347,23 @@ def test_bfloat16_in_a_transfer_queue(write_tq: Write, ingested: Ingest) -> None
     assert np.array_equal(found.compressed(), wanted.numpy())
 
 
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        ({"rm_scores": 1.0}, [3.0, 2.0]),
+        ({"rm_scores": 1.0, "token_level_scores": 2.0, "token_level_rewards": 5.0}, [6.0, 4.0]),
+        ({"token_level_rewards": 5.0}, [None, None]),
+    ],
+)
+def test_reward_is_the_score_before_any_penalty(
+    scores: dict[str, float], wanted: list[float | None], write_dp: Write, ingested: Ingest
+) -> None:
+    batch = small_batch()
+    response = batch["attention_mask"][:, 2:].float()
+    store = ingested(write_dp("5.dp", batch | {name: value * response for name, value in scores.items()}))
+    assert [row["reward"] for row in store.rows("select reward from sequences order by seq_id")] == wanted
+
+
 def test_sequence_without_response(write_dp: Write, ingested: Ingest) -> None:
     batch = small_batch()
     batch["attention_mask"][1, 2:] = 0

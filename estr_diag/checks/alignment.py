@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from estr_diag.checks.base import Finding
 from estr_diag.store.database import Store
@@ -52,7 +52,7 @@ class ShiftedColumn:
                 self.id, "cannot_tell", "fatal", "logp_train", f"{row['n']} tokens; a shift needs {_ENOUGH_TOKENS}", "log more tokens"
             )
         found = value > _ALIGNED and value > here + (1 - here) / 2
-        evidence = [{"shift": 0, "correlation": here}, *({"shift": s, "correlation": r} for s, r in others.items())]
+        evidence: list[dict[str, Any]] = [{"shift": 0, "correlation": here}, *({"shift": s, "correlation": r} for s, r in others.items())]
         if not found:
             return Finding(
                 self.id, "clear", "fatal", "logp_train", f"correlation {here:.3f} in place, {value:.3f} at the best shift", "",

@@ -83,18 +83,19 @@ FailOption = Annotated[
 ]
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         output.text(f"estr-diag {__version__}")
         raise typer.Exit
 
 
-@app.command(hidden=True, name="version")
-def _version() -> None:
-    output.text(f"estr-diag {__version__}")
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
 
 
 @command
@@ -216,8 +217,8 @@ def export(
     format: FormatOption = "auto",  # noqa: A002
 ) -> None:
     """Write the log as one flat canonical file, one row a token."""
-    from estr_diag.export import export as write
     from estr_diag.log import open_log
+    from estr_diag.store.export import export as write
 
     with output.progress("reading") as progress:
         opened = open_log(log, format=format, progress=progress)

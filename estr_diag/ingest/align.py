@@ -117,8 +117,8 @@ class Ragged:
 def first_and_last(ragged: Ragged, values: NDArray[Any], where: Bools) -> tuple[Any, Any]:
     """Return the first and last value per sequence among the tokens in `where`, as masked arrays."""
     hits = np.flatnonzero(where)
-    first = np.ma.masked_all(len(ragged), dtype=values.dtype)
-    last = np.ma.masked_all(len(ragged), dtype=values.dtype)
+    first: Any = np.ma.masked_all(len(ragged), dtype=values.dtype)  # type: ignore[no-untyped-call]
+    last: Any = first.copy()
     first[ragged.row[hits[::-1]]] = values[hits[::-1]]
     last[ragged.row[hits]] = values[hits]
     return first, last
@@ -130,4 +130,5 @@ def turns(ragged: Ragged, sampled: Bools) -> NDArray[np.int16]:
     previous[ragged.starts[ragged.lengths > 0]] = False
     begun = np.cumsum(sampled & ~previous)
     before = np.concatenate([[0], begun])[ragged.starts]
-    return np.maximum(begun - before[ragged.row] - 1, 0).astype(np.int16)
+    numbers: NDArray[np.int16] = np.maximum(begun - before[ragged.row] - 1, 0).astype(np.int16)
+    return numbers

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from estr_diag.errors import InputError, RefusedError, UnrecognisedError, UsageError
-from estr_diag.ingest.adapter import Probe, Unit
+from estr_diag.ingest.adapter import Adapter, Probe, Unit
+from estr_diag.ingest.generic import GenericAdapter, unrecognised
+from estr_diag.ingest.generic_tables import open_table
 from estr_diag.ingest.head import FileHead
+from estr_diag.ingest.mapping import Mapping as ColumnMapping
 from estr_diag.ingest.registry import GENERIC, adapter, adapters
 
 _SHOWN = 4
@@ -38,7 +41,12 @@ class Discovery:
 
 
 def discover(
-    paths: Sequence[Path], format_name: str = "auto", *, skip_unreadable: bool = False, guess_mask: bool = False
+    paths: Sequence[Path],
+    format_name: str = "auto",
+    *,
+    skip_unreadable: bool = False,
+    guess_mask: bool = False,
+    mapping: ColumnMapping | None = None,
 ) -> Discovery:
     """Recognise the files under `paths` and group them into units.
 
@@ -52,6 +60,8 @@ def discover(
         Leave out files that cannot be probed, and report them, in place of failing.
     guess_mask
         Accept a layout that lacks the loss mask, where its adapter knows a guess.
+    mapping
+        What the columns of a table mean; only tables that it fits are then looked for.
 
     Raises
     ------
@@ -61,15 +71,17 @@ def discover(
         Only files that hold no token-level data; says what gives it.
     InputError
         Files of two trainers, or an unreadable file.
+    UsageError
+        No such adapter, or a mapping for another one than the generic one.
     """
-    names = list(adapters()) if format_name == "auto" else [adapter(format_name).name]
+    known = _candidates(format_name, mapping)
     files = _expand(paths)
     probes: list[Probe] = []
     refused: list[Skipped] = []
     ignored: list[Path] = []
     for file in files:
         try:
-            probe = _probe(file, names)
+            probe = _probe(file, known)
         except InputError as error:
             if not skip_unreadable:
                 raise
@@ -82,12 +94,20 @@ def discover(
         else:
             probes.append(probe)
     if not probes:
-        raise _nothing(paths, files, refused, ignored, names)
+        raise _nothing(paths, files, refused, ignored, format_name, mapping)
     _one_trainer(probes)
-    units = adapters()[probes[0].adapter].plan(probes)
+    units = known[probes[0].adapter].plan(probes)
     if not units:
         raise RefusedError("only companion files, no log among them", path=paths[0], found=_some([p.path for p in probes]))
     return Discovery(tuple(sorted(units, key=_order)), tuple(refused), tuple(ignored))
+
+
+def _candidates(format_name: str, mapping: ColumnMapping | None) -> Mapping[str, Adapter]:
+    if mapping is not None:
+        if format_name not in ("auto", GENERIC):
+            raise UsageError(f"--map describes a table for --format {GENERIC}, not for --format {format_name}")
+        return {GENERIC: GenericAdapter(mapping)}
+    return adapters() if format_name == "auto" else {format_name: adapter(format_name)}
 
 
 def _expand(paths: Sequence[Path]) -> list[Path]:
@@ -111,9 +131,9 @@ def _hidden(path: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
-def _probe(file: Path, names: Sequence[str]) -> Probe | None:
+def _probe(file: Path, known: Mapping[str, Adapter]) -> Probe | None:
     head = FileHead(file)
-    claims = [probe for name in names if name != GENERIC and (probe := adapters()[name].probe(head))]
+    claims = [probe for name, one in known.items() if name != GENERIC and (probe := one.probe(head))]
     if len(claims) > 1:
         who = " and ".join(f"{c.adapter} ({c.why})" for c in claims)
         raise InputError(
@@ -121,7 +141,7 @@ def _probe(file: Path, names: Sequence[str]) -> Probe | None:
         )
     if claims:
         return claims[0]
-    return adapters()[GENERIC].probe(head) if GENERIC in names else None
+    return known[GENERIC].probe(head) if GENERIC in known else None
 
 
 def _one_trainer(probes: Sequence[Probe]) -> None:
@@ -147,7 +167,12 @@ def _order(unit: Unit) -> tuple[int, int, str]:
 
 
 def _nothing(
-    paths: Sequence[Path], files: Sequence[Path], refused: Sequence[Skipped], ignored: Sequence[Path], names: Sequence[str]
+    paths: Sequence[Path],
+    files: Sequence[Path],
+    refused: Sequence[Skipped],
+    ignored: Sequence[Path],
+    format_name: str,
+    mapping: ColumnMapping | None,
 ) -> InputError | UsageError:
     where = paths[0] if len(paths) == 1 else None
     if not files:
@@ -161,11 +186,13 @@ def _nothing(
         return RefusedError(f"{first.reason}{others}", path=first.path)
     if len(ignored) == 1 and FileHead(ignored[0]).kind == "empty":
         return UnrecognisedError("an empty file", path=ignored[0], hint="Is the trainer still writing it?")
-    tried = "auto" if len(names) > 1 else names[0]
+    if format_name in ("auto", GENERIC) and (len(ignored) == 1 or mapping is not None):
+        for table in filter(None, (open_table(FileHead(path)) for path in ignored)):
+            return unrecognised(table, mapping)
     head = FileHead(ignored[0])
     seen = f"{head.kind} file" + (f" with keys {', '.join(sorted(head.json_keys)[:8])}" if head.json_keys else "")
     return UnrecognisedError(
-        f"not recognised as a token log (--format {tried})",
+        f"not recognised as a token log (--format {format_name})",
         path=ignored[0] if len(ignored) == 1 else where,
         found=seen if len(ignored) == 1 else f"{len(ignored)} file(s): {_some(ignored)}",
         hint="estr-diag formats lists the known layouts; any table of tokens can be read with --map mapping.toml",

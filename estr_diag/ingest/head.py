@@ -19,6 +19,7 @@ Kind = Literal["empty", "json", "pickle", "torch", "msgpack", "parquet", "arrow"
 _PREFIX_BYTES = 1 << 16
 _LINE_BYTES = 1 << 28
 _MAX_OPCODES = 20_000
+_BLOB_BYTES = 1 << 20
 _PICKLE_PROTO = b"\x80"
 
 
@@ -64,7 +65,7 @@ class FileHead:
             return "msgpack"
         if self.text_prefix.lstrip()[:1] in ("{", "["):
             return "json"
-        return "text" if b"\x00" not in prefix else "binary"
+        return "text" if "\x00" not in self.text_prefix else "binary"
 
     @cached_property
     def text_prefix(self) -> str:
@@ -90,17 +91,24 @@ class FileHead:
     def json_record(self) -> Any:
         """The first line of a JSON-lines file, parsed.
 
+        None when the first line is no JSON value, as in a pretty-printed configuration beside the logs.
+
         Raises
         ------
         InputError
-            The file begins like JSON and its first line cannot be parsed.
+            The file is named .jsonl, and its first line cannot be parsed.
         """
         if self.kind != "json":
             return None
         number, line = self._first_line
+        if line.strip() in ("{", "["):
+            # A document over several lines, such as a run's config.json: no log, and nothing wrong with it.
+            return None
         try:
             return json.loads(line)
         except ValueError as error:
+            if not self.path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
+                return None
             raise InputError(
                 "not valid JSON lines",
                 path=self.path,
@@ -136,7 +144,7 @@ class FileHead:
             import pyarrow.parquet as pq
 
             try:
-                return tuple(pq.read_schema(self.path).names)  # type: ignore[no-untyped-call]
+                return tuple(pq.read_schema(self.path).names)
             except Exception as error:
                 raise InputError(
                     "not a readable Parquet file", path=self.path, found=str(error).splitlines()[0],
@@ -185,11 +193,25 @@ def _pickle_facts(stream: IO[bytes]) -> PickleFacts:
     return PickleFacts(frozenset(names), tuple(strings))
 
 
+class _SkippingBlobs:
+    """A file that hands out zeros for anything long, so that probing a pickle of many GB reads little of it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.readline, self.tell = stream.readline, stream.tell
+
+    def read(self, n: int) -> bytes:
+        if n <= _BLOB_BYTES:
+            return self._stream.read(n)
+        self._stream.seek(n, 1)
+        return bytes(n)  # zeroed pages that are never touched
+
+
 def _opcodes(stream: IO[bytes]) -> Iterator[tuple[str, Any]]:
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(_SkippingBlobs(stream))):
             if count > _MAX_OPCODES:
                 return
             yield opcode.name, argument
-    except Exception:  # noqa: BLE001  pickletools raises many types on damaged input; the reader reports it properly
+    except Exception:
         return

@@ -10,6 +10,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ _MAX_OBJECT_BYTES = 1 << 28
 _ROWS_PER_BATCH = 2048
 
 
-def read_records(path: Path, fields: Sequence[Field]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def read_records(
+    path: Path, fields: Sequence[Field], rows_per_batch: int = _ROWS_PER_BATCH
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (record number of the first row, batch) in file order.
 
     A field that a line lacks is null in its row; the caller decides whether that is an error.
@@ -46,7 +49,7 @@ def read_records(path: Path, fields: Sequence[Field]) -> Iterator[tuple[int, pa.
         parameters = {"path": str(path), "columns": {f.name: f.type for f in fields}, "size": _MAX_OBJECT_BYTES}
         record = 1
         try:
-            for batch in connection.sql(query, params=parameters).to_arrow_reader(_ROWS_PER_BATCH):
+            for batch in connection.sql(query, params=parameters).to_arrow_reader(rows_per_batch):
                 if batch.num_rows:
                     yield record, batch
                     record += batch.num_rows
@@ -54,6 +57,18 @@ def read_records(path: Path, fields: Sequence[Field]) -> Iterator[tuple[int, pa.
             raise _locate(path, fields, str(error)) from None
     finally:
         connection.close()
+
+
+def first_records(path: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Yield up to `count` records, parsed; ends at a line that cannot be parsed, which `read_records` reports."""
+    lines = (raw for _, raw in _lines(path) if raw.strip())
+    for raw in islice(lines, count):
+        try:
+            record = json.loads(raw)
+        except ValueError:
+            return
+        if isinstance(record, dict):
+            yield record
 
 
 def line_of_record(path: Path, record: int) -> int:

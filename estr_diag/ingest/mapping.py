@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from estr_diag.errors import InputError, UsageError, nearest
-from estr_diag.schema import SEQUENCE_COLUMNS_IN_LOG, TOKENS
+from estr_diag.ingest.adapter import RunFacts
+from estr_diag.schema import LOGP_COLUMNS, SEQUENCE_COLUMNS_IN_LOG, TOKENS
 
-KNOWN_COLUMNS: frozenset[str] = frozenset(TOKENS.names) | frozenset(SEQUENCE_COLUMNS_IN_LOG) | {"prompt_len"}
+KNOWN_COLUMNS: frozenset[str] = frozenset(TOKENS.names) | frozenset(SEQUENCE_COLUMNS_IN_LOG)
+"""Canonical names that a table may hold."""
+
+_NOT_SHIFTED = frozenset({"seq_id", "pos", "abs_pos", "step", *SEQUENCE_COLUMNS_IN_LOG})
+"""Columns that name a token or belong to the whole sequence: they have no position to be early at."""
 
 Unit = Literal["nats", "bits", "log10"]
 NATS_PER: dict[str, float] = {"nats": 1.0, "bits": math.log(2.0), "log10": math.log(10.0)}
@@ -54,6 +60,10 @@ class Run(_Strict):
     train_logp: Literal["proximal", "current"] | None = None
     version_unit: Literal["update", "step", "sample"] | None = None
 
+    def facts(self, version_granularity: str | None) -> RunFacts:
+        """Return the facts in the form that an adapter hands over."""
+        return RunFacts(**self.model_dump(), version_granularity=version_granularity)
+
 
 class Mapping(_Strict):
     """The whole file.
@@ -76,11 +86,49 @@ class Mapping(_Strict):
     run: Run = Run()
 
     @model_validator(mode="after")
-    def _known_names(self) -> Mapping:
+    def _sound(self) -> Mapping:
         for name in (*self.columns, *self.shift):
             if name not in KNOWN_COLUMNS:
                 raise ValueError(f"'{name}' is no canonical column; {nearest(name, KNOWN_COLUMNS)}")
+        if fixed := sorted(_NOT_SHIFTED & set(self.shift)):
+            raise ValueError(f"'{fixed[0]}' cannot be shifted: it is not a value that an engine gives for each token")
+        taken: dict[str, str] = {}
+        for name in LOGP_COLUMNS:
+            source = self.columns.get(name)
+            if source is not None and (other := taken.setdefault(source, name)) != name:
+                raise ValueError(f"'{other}' and '{name}' are both the column '{source}': their difference would be 0")
+        if self.mask.all_sampled and "loss_mask" in self.columns:
+            raise ValueError("mask.all_sampled says that there is no mask, and columns.loss_mask names one")
         return self
+
+    def match(self, present: Collection[str]) -> dict[str, str]:
+        """Return canonical name -> column, for what is `present` in a table.
+
+        A column that an entry names is not taken a second time under its own name: with
+        ``logp_infer = "logp_train"`` the table has no ``logp_train``.
+        """
+        named = {name: column for name, column in self.columns.items() if column in present}
+        spoken_for = set(self.columns.values())
+        own = {name: name for name in KNOWN_COLUMNS if name in present and name not in spoken_for}
+        found = {**own, **named}
+        order = (*TOKENS.names, *SEQUENCE_COLUMNS_IN_LOG)
+        return {name: found[name] for name in order if name in found}
+
+    def bind(self, present: Collection[str], path: Path | str | None = None) -> dict[str, str]:
+        """Return canonical name -> column, and insist on every column that the mapping names.
+
+        Raises
+        ------
+        InputError
+            The table lacks a column that the mapping names; gives the nearest name.
+        """
+        for name, column in self.columns.items():
+            if column not in present:
+                raise InputError(
+                    f"no column '{column}', which the mapping names for {name}", path=path, key=column,
+                    hint=nearest(column, present).capitalize(),
+                )
+        return self.match(present)
 
 
 def load_mapping(path: Path) -> Mapping:
@@ -101,7 +149,18 @@ def load_mapping(path: Path) -> Mapping:
         return Mapping.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        known = sorted(Mapping.model_fields) if first["type"] == "extra_forbidden" and len(first["loc"]) == 1 else None
-        hint = f"; {nearest(str(first['loc'][0]), known)}" if known else ""
-        raise UsageError(f"{path}: {key or 'mapping'}: {first['msg']}{hint}") from None
+        key = ".".join(str(part) for part in first["loc"]) or "mapping"
+        problem = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            problem = f"unknown key; {nearest(str(first['loc'][-1]), _keys_beside(first['loc']))}"
+        raise UsageError(f"{path}: {key}: {problem}") from None
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that are allowed where an unknown one was found."""
+    model: type[BaseModel] = Mapping
+    for part in location[:-1]:
+        inner = model.model_fields[str(part)].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return sorted(model.model_fields)

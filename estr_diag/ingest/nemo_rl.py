@@ -114,7 +114,7 @@ def _batch(unit: Unit, layout: Layout, record: int, batch: pa.RecordBatch) -> To
     sequences: dict[str, Sequence[Any]] = {
         "seq_key": [f"{unit.path.stem}:{i}" for i in batch.column("idx").to_pylist()],
         "step": [step] * len(response),
-        "prompt_len": prompt_len,
+        "prompt_len": prompt_len.tolist(),
     }
     if batch.column("rewards").null_count == 0:
         sequences["reward"] = _column(batch, "rewards")

@@ -2,7 +2,8 @@
 
 ``token_exports/step_N/rank_R.jsonl`` holds both engines' log-probs and the entropy, and no version.
 ``rollouts/step_N/train/*/traces.jsonl`` (on by default) holds the versions. The two share no id, so
-they are joined by exact token ids.
+they are joined by exact token ids. ``rollouts/step_N/rank_R.bin`` holds the same sequences as the
+export with less, and is read only where there is no export.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ from estr_diag.ingest import jsonl
 from estr_diag.ingest.adapter import Field, Layout, Probe, ReadOptions, RunFacts, TokenBatch, Unit
 from estr_diag.ingest.align import Ragged
 from estr_diag.ingest.head import FileHead
+from estr_diag.ingest.prime_bin import BIN, BIN_OLD, MicroBatch, read_micro_batches, recognise
 from estr_diag.ingest.prime_traces import Branch, read_branches
 
 TOKEN_EXPORT = Layout(
@@ -59,14 +62,14 @@ _JOINED = {"policy_version": "traces: run.work.policy", "group_id": "traces: gro
 
 
 class PrimeRLAdapter:
-    """Reads token exports, and traces where there is no export."""
+    """Reads token exports, and micro batches or traces where there is no export."""
 
     name: ClassVar[str] = "prime-rl"
     title: ClassVar[str] = "prime-rl"
-    layouts: ClassVar[tuple[Layout, ...]] = (TOKEN_EXPORT, TRACES)
+    layouts: ClassVar[tuple[Layout, ...]] = (TOKEN_EXPORT, TRACES, BIN, BIN_OLD)
 
     def probe(self, head: FileHead) -> Probe | None:
-        """Recognise an export by its log-prob keys, a trace by its episode keys."""
+        """Recognise an export by its log-prob keys, a trace by its episode keys, micro batches by their slots."""
         keys = head.json_keys
         step = _STEP.search(str(head.path))
         number = int(step[1]) if step else None
@@ -80,11 +83,21 @@ class PrimeRLAdapter:
                 self.name, head.path, TRACES.name, why="verifiers episodes: keys traces, run, group",
                 columns=TRACES.columns(keys), step=number, companion=True,
             )
+        if found := recognise(head):
+            layout, slots = found
+            return Probe(
+                self.name, head.path, layout.name, why=f"msgpack list of micro batches with {slots} slots",
+                columns=layout.columns(), step=number,
+            )
         return None
 
     def plan(self, probes: Sequence[Probe]) -> list[Unit]:
-        """Join each export with the traces of its step; traces without an export stand alone."""
-        exports = [p for p in probes if not p.companion]
+        """Join each export, or micro batches of a step without one, with the traces of its step.
+
+        Traces that are joined to nothing stand alone.
+        """
+        exported = {p.step for p in probes if p.layout == TOKEN_EXPORT.name}
+        exports = [p for p in probes if p.layout == TOKEN_EXPORT.name or (not p.companion and p.step not in exported)]
         traces = {p.path: p for p in probes if p.companion}
         units, joined = [], set()
         for probe in exports:
@@ -104,6 +117,11 @@ class PrimeRLAdapter:
         for path in unit.companions:
             for branch in read_branches(path):
                 episodes[branch.identity].append(branch)
+        if unit.probe.layout in (BIN.name, BIN_OLD.name):
+            layout = BIN if unit.probe.layout == BIN.name else BIN_OLD
+            for micro_batch in read_micro_batches(unit.path, layout):
+                yield _micro_batch(unit, micro_batch, episodes)
+            return
         for record, batch in jsonl.read_records(unit.path, TOKEN_EXPORT.fields):
             yield _export_batch(unit, record, batch, episodes)
 
@@ -134,13 +152,13 @@ def _export_batch(unit: Unit, record: int, batch: pa.RecordBatch, episodes: dict
     if "trainer_keep" in tokens:
         tokens["trainer_keep"] = ~tokens["trainer_keep"]
     steps = batch.column("step").to_pylist()
-    sequences: dict[str, Sequence[Any]] = {
+    sequences: dict[str, Any] = {
         "seq_key": [
             f"rank{rank}:{i}"
             for rank, i in zip(batch.column("rank").to_pylist(), batch.column("export_sequence_idx").to_pylist(), strict=True)
         ],
         "step": steps,
-        "prompt_len": prompt_len,
+        "prompt_len": prompt_len.tolist(),
         "env": batch.column("env_name").to_pylist(),
         # Versions count from 0 and steps from 1: the weights that step s starts from are version s - 1.
         "trainer_version": [step - 1 for step in steps],
@@ -151,6 +169,28 @@ def _export_batch(unit: Unit, record: int, batch: pa.RecordBatch, episodes: dict
     else:
         notes = ["no traces.jsonl of this step beside the export: versions, groups and rewards are not known"]
     return TokenBatch(response.lengths, tokens, sequences, _FACTS, Counter(), tuple(notes))
+
+
+def _micro_batch(unit: Unit, micro_batch: MicroBatch, episodes: dict[bytes, list[Branch]]) -> TokenBatch:
+    full = micro_batch.tokens
+    response, prompt_len = full.cut_prompt(full["loss_mask"])
+    step = unit.probe.step
+    sequences: dict[str, Any] = {
+        "seq_key": [f"{unit.path.stem}:{micro_batch.number}.{i}" for i in micro_batch.index],
+        "step": [step] * len(full),
+        "prompt_len": prompt_len.tolist(),
+        "env": micro_batch.env,
+        "trainer_version": [None if step is None else step - 1] * len(full),
+    }
+    notes = ["micro batches hold no training-engine log-prob; switch on trainer.enable_token_export = true"]
+    if unit.companions:
+        ids = [full["token_id"][s : s + n] for s, n in zip(full.starts, full.lengths, strict=True)]
+        notes += _join(sequences, ids, episodes)
+    if micro_batch.slots not in (10, 16):
+        notes.append(f"micro batches of {micro_batch.slots} slots, and 10 or 16 are known: the first six were read")
+    facts = replace(_FACTS, entropy_of=None, train_logp=None)
+    counts = +Counter({"segments without a loss token (padding, dummy batches)": micro_batch.dropped})
+    return TokenBatch(response.lengths, dict(response.columns), sequences, facts, counts, tuple(notes))
 
 
 def _join(sequences: dict[str, Sequence[Any]], token_ids: Sequence[Any], episodes: dict[bytes, list[Branch]]) -> list[str]:
@@ -184,10 +224,10 @@ def _traces_batch(unit: Unit, branches: Sequence[Branch]) -> TokenBatch:
     )
     response, prompt_len = flat.cut_prompt(flat["loss_mask"])
     steps = [b.step if b.step is not None else unit.probe.step for b in branches]
-    sequences: dict[str, Sequence[Any]] = {
+    sequences: dict[str, Any] = {
         "seq_key": [b.key for b in branches],
         "step": steps,
-        "prompt_len": prompt_len,
+        "prompt_len": prompt_len.tolist(),
         "trainer_version": [None if s is None else s - 1 for s in steps],
         **{name: [getattr(b, name) for b in branches] for name in ("version_first", "version_last", "group_id", "env", "reward", "finish")},
     }

@@ -26,7 +26,7 @@ def adapters() -> dict[str, Adapter]:
     found: dict[str, Adapter] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name == GENERIC, p.name)):
         try:
-            found[point.name] = cast(Adapter, point.load()())
+            found[point.name] = cast("Adapter", point.load()())
         except Exception as error:
             owner = point.dist.name if point.dist else "an unknown package"
             raise UsageError(f"adapter '{point.name}' of {owner} cannot be loaded: {error}") from error

@@ -118,9 +118,9 @@ def rebuild_jagged(state: Mapping[str, Any]) -> Jagged:
     pickle.UnpicklingError
         Sequences with holes (a ``lengths`` tensor) or ragged in another dimension than the first.
     """
-    if state.get("_lengths") is not None or state.get("_ragged_idx", 1) != 1:
+    if state.get("lengths") is not None or state.get("_ragged_idx", 1) != 1:
         raise pickle.UnpicklingError("a nested tensor that is not packed along its first dimension")
-    return Jagged(state["_values"], np.asarray(state["_offsets"], dtype=np.int64))
+    return Jagged(state["values"], np.asarray(state["offsets"], dtype=np.int64))
 
 
 def _encode_latin1(text: str, encoding: str = "latin1") -> bytes:
@@ -139,8 +139,8 @@ def _numpy_allowed() -> dict[tuple[str, str], Any]:
 
     names: dict[tuple[str, str], Any] = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype}
     for module in ("numpy._core.multiarray", "numpy.core.multiarray"):
-        names[module, "_reconstruct"] = multiarray._reconstruct  # type: ignore[attr-defined]
-        names[module, "scalar"] = multiarray.scalar  # type: ignore[attr-defined]
+        names[module, "_reconstruct"] = multiarray._reconstruct
+        names[module, "scalar"] = multiarray.scalar
     return names
 
 

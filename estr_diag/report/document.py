@@ -209,7 +209,7 @@ class NotComputed(_Part):
 class Document(_Part):
     """A whole report."""
 
-    schema_: Annotated[Literal["estr-diag/report/v1"], Field(alias="schema")] = SCHEMA_ID
+    schema_: Annotated[Literal["estr-diag/report/v1"], Field(alias="schema")] = "estr-diag/report/v1"
     estr_diag: str
     verdict: Annotated[str, Field(description="the report in a few sentences")]
     log: LogFacts

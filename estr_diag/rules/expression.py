@@ -7,6 +7,7 @@ rule can read the token log and nothing beside it. Nothing is compiled that has 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import sqlglot
 from sqlglot import exp
@@ -61,7 +62,7 @@ def parse(text: str, parameters: Mapping[str, float]) -> exp.Expression:
         raise UsageError(f"rule {text!r} cannot be read: {str(error).splitlines()[0]}") from None
     if len(statements) != 1 or statements[0] is None:
         raise UsageError(f"rule {text!r}: expected one expression, found {len(statements)}")
-    tree = _expand(statements[0], text)
+    tree = _expand(cast("exp.Expression", statements[0]), text)
     _check(tree, text, parameters)
     return tree.transform(lambda node: _bind(node, parameters))
 

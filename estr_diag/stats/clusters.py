@@ -67,7 +67,7 @@ centred as (
     window w as ({partition})
 )
 select {listed}
-    sum(n)::bigint as n,
+    coalesce(sum(n), 0)::bigint as n,
     count(*) filter (n > 0) as n_sequences{("," + finals) if finals else ""}{others}
 from centred
 {group}"""

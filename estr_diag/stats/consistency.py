@@ -46,7 +46,9 @@ class Consistency:
 
     def requests(self, present: frozenset[str]) -> tuple[Request, ...]:
         """Ask for the sums of every metric, by sequence."""
-        keys = {SEQUENCE_KEY: SEQUENCE_KEY} | ({} if self.by == "overall" else {self.by: self.by})
+        keys: dict[str, str] = {SEQUENCE_KEY: SEQUENCE_KEY}
+        if self.by != "overall":
+            keys[self.by] = self.by
         measures = dict.fromkeys(name for m in self.metrics(present) for name in m.measures)
         return (Request("sums", keys, ("n", *(m for m in measures if m != "n"))),)
 

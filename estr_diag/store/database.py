@@ -162,7 +162,8 @@ class Store:
 
     def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Run `query` and return its rows as dictionaries (for small results)."""
-        return self.table(query, parameters).to_pylist()
+        rows: list[dict[str, Any]] = self.table(query, parameters).to_pylist()
+        return rows
 
     def table(self, query: str, parameters: dict[str, Any] | None = None) -> pa.Table:
         """Run `query` and return an Arrow table."""
