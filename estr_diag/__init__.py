@@ -25,7 +25,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
 if TYPE_CHECKING:
     from estr_diag import errors, rules
     from estr_diag.log import Log, demo, from_frame, ingest
-    from estr_diag.log import open_log as open
+    from estr_diag.log import open_log as open  # noqa: A004
     from estr_diag.result import Result
 
 __all__ = ["Log", "Result", "__version__", "demo", "errors", "from_frame", "ingest", "open", "rules"]

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -126,7 +126,7 @@ def test_any_split_by_sequence_merges_to_the_whole(seed: int, cut: int) -> None:
 class _Raw:
     """The same statistic without the reshaping at the end."""
 
-    __dataclass_fields__: dict[str, Any] = {}
+    __dataclass_fields__: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, inner: Consistency) -> None:
         self.name, self.needs = inner.name, inner.needs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_quantile_edges_cover_the_data_and_balance_it(histogram: dict[int, int],
     assert cells[-1] == max(histogram) + 1
     assert len(cells) - 1 <= n_bins
     total, largest = sum(histogram.values()), max(histogram.values())
-    for low, high in zip(cells[:-1], cells[1:], strict=True):
+    for low, high in pairwise(cells):
         inside = sum(n for c, n in histogram.items() if low <= c < high)
         assert inside <= total / n_bins + 2 * largest, "a bin holds its share, up to the cell that cannot be cut"
 

@@ -113,12 +113,14 @@ def test_one_name_in_two_steps_is_two_sequences(tmp_path: Path, ingested: Ingest
 def test_a_sorted_table_is_streamed() -> None:
     log = a_log([4] * 50)
     given_out: list[int] = []
+    asked_for: list[set[str]] = []
 
     class Counting:
         path, place = None, "counted"
         columns: Mapping[str, bool] = dict.fromkeys(log, False)
 
         def batches(self, types: Mapping[str, str], rows: int) -> Iterator[pa.RecordBatch]:
+            asked_for.append(set(types))
             for start in range(0, 200, rows):
                 given_out.append(start)
                 yield pa.record_batch({name: log[name][start : start + rows] for name in types})
@@ -132,6 +134,10 @@ def test_a_sorted_table_is_streamed() -> None:
     assert len(first.ragged) == 2, "10 rows hold two whole sequences of 4"
     assert given_out == [0], "the rest of the table was read before the first sequences were handed on"
     assert sum(len(part.ragged) for part in parts) == 48
+    # With positions, a first pass over the names alone tells whether the table has to be sorted.
+    asked_for.clear()
+    list(from_rows(Source(Counting(), {name: name for name in log}, ColumnMapping()), 10))
+    assert asked_for == [{"step", "seq_id"}, set(log)]
 
 
 def test_tables_in_memory(tmp_path: Path) -> None:
@@ -222,7 +228,8 @@ def test_one_engine_is_enough(tmp_path: Path, ingested: Ingested, missing: str) 
 @pytest.mark.parametrize(("unit", "nats"), [("bits", math.log(2)), ("log10", math.log(10))])
 def test_units_become_nats(tmp_path: Path, ingested: Ingested, ending: str, unit: str, nats: float) -> None:
     log = a_log(LENGTHS)
-    log["logp_infer"][:2] = [-9999.0, 1.0]
+    # -0.1 has no exact float32: converted after rounding it would come out one unit off.
+    log["logp_infer"][:5] = [-9999.0, 1.0, -0.1, -0.7, -2.3]
     store = ingested(
         write(tmp_path / f"log{ending}", log), options=options({"units": {"logp": unit, "entropy": unit}})
     )
@@ -366,6 +373,12 @@ def test_a_record_without_a_list_has_no_values_there(tmp_path: Path, ingested: I
     lists["logp_train"] = [[*kept, -1.0], None]
     store = ingested(write(tmp_path / f"other{ending}", lists))
     assert stored(store, "logp_train")["logp_train"] == [*kept, -1.0, None, None]
+    # Each record takes its length from a list that it has.
+    lists = {"logp_infer": [[-1.0, -2.0], None], "logp_train": [None, [-3.0]], "loss_mask": [[True, True], None]}
+    store = ingested(write(tmp_path / f"third{ending}", lists))
+    assert stored(store, "logp_infer", "logp_train", "loss_mask") == {
+        "logp_infer": [-1.0, -2.0, None], "logp_train": [None, None, -3.0], "loss_mask": [True, True, None],
+    }
 
 
 def test_an_empty_sequence_keeps_its_row(tmp_path: Path, ingested: Ingested) -> None:
@@ -425,23 +438,26 @@ def test_probe_says_why_and_what_comes_from_where(tmp_path: Path) -> None:
     log = a_log((2, 2))
     probe = discover([write(tmp_path / "log.csv", log)]).units[0].probe
     assert (probe.adapter, probe.layout) == ("generic", "token_rows")
-    assert probe.why == "one row a token, columns logp_infer, logp_train"
+    assert probe.why == "one row a token, columns logp_infer and logp_train"
     assert probe.columns == {name: name for name in log}
     lists = {"lp": as_lists(log)["logp_infer"], "loss_mask": as_lists(log)["loss_mask"]}
     mapping = ColumnMapping(columns={"logp_infer": "lp"})
     probe = discover([write(tmp_path / "lists.jsonl", lists)], mapping=mapping).units[0].probe
-    assert probe.why == "one row a sequence, columns logp_infer of the mapping"
+    assert probe.why == "one row a sequence, columns lp"
     assert probe.columns == {"logp_infer": "lp", "loss_mask": "loss_mask"}
 
 
 def test_other_tables_and_documents_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     write(tmp_path / "tokens.parquet", a_log((2, 2)))
-    write(tmp_path / "metrics.csv", {"step": [1, 2], "loss": [0.1, 0.2]})
+    write(tmp_path / "metrics.csv", {"step": [1, 2], "mask": [0.1, 0.2]})
     (tmp_path / "config.json").write_text('{\n  "lr": 1\n}\n')
     (tmp_path / "notes.txt").write_text("logp_infer,logp_train\n")
     found = discover([tmp_path])
     assert [unit.path.name for unit in found.units] == ["tokens.parquet"]
     assert {path.name for path in found.ignored} == {"metrics.csv", "config.json", "notes.txt"}
+    # A column of a mapping makes no log of a table: a log-prob does.
+    found = discover([tmp_path], mapping=ColumnMapping(columns={"loss_mask": "mask"}))
+    assert [unit.path.name for unit in found.units] == ["tokens.parquet"]
 
 
 def test_trainers_come_before_the_generic_adapter(data: Path) -> None:

@@ -104,6 +104,26 @@ def test_lists_of_unequal_length(tmp_path: Path, ingested: Ingested, ending: str
     assert "6 values of 'logp_train' and 5 of 'token_id'" in str(error)
 
 
+def test_lists_of_unequal_length_where_a_record_lacks_one(tmp_path: Path, ingested: Ingested) -> None:
+    lists: dict[str, list[Any]] = {
+        "logp_infer": [[-1.0], None], "logp_train": [None, [-1.0, -2.0]], "entropy": [[0.5], [0.5, 0.5]],
+        "loss_mask": [[True], [True]],
+    }
+    error = refused(ingested, write(tmp_path / "log.parquet", lists))
+    assert (error.line, error.key) == (2, "loss_mask")
+    assert error.found == "1 values of 'loss_mask' and 2 of 'logp_train'"
+    # The first record has no mask, so the first value of the mask's list belongs to the second.
+    error = refused(ingested, write(tmp_path / "late.parquet", lists | {"loss_mask": [None, ["maybe", "true"]]}))
+    assert (error.line, error.found) == (2, "'maybe'")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+def test_half_a_token_id_in_text(tmp_path: Path, ingested: Ingested, ending: str) -> None:
+    log = without(a_log((3,)), "token_text") | {"token_id": [1, 2.5, 3]}
+    error = refused(ingested, write(tmp_path / f"log{ending}", log))
+    assert (error.line, error.key, error.found) == (line(ending, 2), "token_id", "2.5")
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz"])
 @pytest.mark.parametrize("lists", [False, True])
 def test_text_in_a_number_column(tmp_path: Path, ingested: Ingested, ending: str, lists: bool) -> None:
@@ -230,6 +250,22 @@ def test_two_columns_of_one_name(tmp_path: Path, ingested: Ingested) -> None:
     error = refused(ingested, path)
     assert error.key == "logp_infer"
     assert "two columns" in str(error)
+    path.write_text("seq_id,logp_infer,loss_mask,Logp_Infer\na,-1,1,-2\n")
+    assert refused(ingested, path).key == "Logp_Infer"
+
+
+def test_text_that_is_not_utf8(tmp_path: Path, ingested: Ingested) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes("seq_id,logp_infer,loss_mask\na,-1,1\né,-1,1\n".encode("latin-1"))
+    error = refused(ingested, path)
+    assert error.line == 3
+    assert "not utf-8" in str(error.found)
+
+
+def test_gzip_that_is_cut_off(tmp_path: Path, ingested: Ingested) -> None:
+    path = write(tmp_path / "log.csv.gz", a_log((40, 40)))
+    path.write_bytes(path.read_bytes()[:60])
+    assert "end-of-stream" in str(refused(ingested, path))
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".arrow"])

@@ -44,6 +44,8 @@ def command(function: F) -> F:
             function(*args, **kwargs)
             sys.stdout.flush()
         except EstrDiagError as error:
+            if os.environ.get("ESTR_DIAG_TRACEBACK"):
+                raise
             output.error(str(error))
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:

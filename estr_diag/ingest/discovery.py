@@ -10,6 +10,7 @@ from estr_diag.errors import InputError, RefusedError, UnrecognisedError, UsageE
 from estr_diag.ingest.adapter import Adapter, Probe, Unit
 from estr_diag.ingest.generic import GenericAdapter, unrecognised
 from estr_diag.ingest.generic_tables import open_table
+from estr_diag.ingest.guard import reading
 from estr_diag.ingest.head import FileHead
 from estr_diag.ingest.mapping import Mapping as ColumnMapping
 from estr_diag.ingest.registry import GENERIC, adapter, adapters
@@ -133,7 +134,11 @@ def _hidden(path: Path, root: Path) -> bool:
 
 def _probe(file: Path, known: Mapping[str, Adapter]) -> Probe | None:
     head = FileHead(file)
-    claims = [probe for name, one in known.items() if name != GENERIC and (probe := one.probe(head))]
+    claims = []
+    for name, one in known.items():
+        with reading(file, name):
+            if name != GENERIC and (probe := one.probe(head)):
+                claims.append(probe)
     if len(claims) > 1:
         who = " and ".join(f"{c.adapter} ({c.why})" for c in claims)
         raise InputError(

@@ -82,19 +82,18 @@ class GenericAdapter:
         self.mapping = mapping or ColumnMapping()
 
     def probe(self, head: FileHead) -> Probe | None:
-        """Recognise a table by a log-prob column, or by any column that the mapping names."""
+        """Recognise a table by a log-prob column, under its canonical name or the one of the mapping."""
         table = open_table(head)
         if table is None:
             return None
         columns = self.mapping.match(table.columns)
-        named = [name for name in self.mapping.columns if name in columns]
-        engines = [name for name in _ENGINES if name in columns]
-        if not engines and not named:
+        engines = [columns[name] for name in _ENGINES if name in columns]
+        if not engines:
             return None
         lists = _has_lists(table, columns)
-        why = ("one row a sequence" if lists else "one row a token") + ", columns " + ", ".join(engines or named)
+        why = ("one row a sequence" if lists else "one row a token") + ", columns " + " and ".join(engines)
         return Probe(
-            self.name, head.path, (LISTS if lists else ROWS).name, why + (" of the mapping" if named else ""), columns,
+            self.name, head.path, (LISTS if lists else ROWS).name, why, columns,
             step=None if "step" in columns else _step_of(head.path),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 from collections.abc import Iterator, Mapping
 from itertools import islice, zip_longest
 from typing import Any, TextIO
@@ -24,19 +25,22 @@ class CsvTable:
 
     def __init__(self, head: FileHead) -> None:
         self.path, self.place = head.path, str(head.path)
+        names = [name.lower() for name in head.columns]
+        if twice := [name for number, name in enumerate(head.columns) if name.lower() in names[:number]]:
+            raise InputError("two columns of one name (case does not count)", path=self.path, line=1, key=twice[0])
+        # One row is enough unless it has empty fields, which hide whether the column holds lists.
+        seen = [""] * len(names)
         with self._open() as stream:
             header = stream.readline()
             self._delimiter = "\t" if header.count("\t") > header.count(",") else ","
-            # One row is enough unless it has empty fields, which hide whether the column holds lists.
-            seen = [""] * len(head.columns)
-            for row in islice(csv.reader(stream, delimiter=self._delimiter), _SHAPE_ROWS):
-                seen = [old or new for old, new in zip_longest(seen, row[: len(seen)], fillvalue="")]
-                if all(seen):
-                    break
+            try:
+                for row in islice(csv.reader(stream, delimiter=self._delimiter), _SHAPE_ROWS):
+                    seen = [old or new for old, new in zip_longest(seen, row[: len(seen)], fillvalue="")]
+                    if all(seen):
+                        break
+            except (OSError, EOFError, csv.Error) as error:
+                raise InputError("cannot be read", path=self.path, found=str(error)) from None
         self.columns = {name: value.lstrip().startswith("[") for name, value in zip(head.columns, seen, strict=True)}
-        if len(self.columns) < len(head.columns):
-            twice = next(name for name in head.columns if head.columns.count(name) > 1)
-            raise InputError("two columns of one name", path=self.path, line=1, key=twice)
 
     def batches(self, types: Mapping[str, str], rows: int) -> Iterator[pa.RecordBatch]:
         """Yield batches; see `generic_tables.Table`."""
@@ -91,7 +95,13 @@ class CsvTable:
                     return InputError(
                         "wrong type", path=self.path, line=line, key=name, found=repr(text[:40]), expected=kind
                     )
-        return InputError(message.splitlines()[0], path=self.path)
+        # Lines of DuckDB's message: where, the line itself, what is wrong, and advice.
+        where, _, *rest = [*message.splitlines(), "", ""]
+        number = re.search(r"on Line: (\d+)", where)
+        return InputError(
+            "not readable as CSV", path=self.path, line=int(number[1]) if number else None,
+            found=(rest[0] if number else where) or message,
+        )
 
 
 def _parses(text: str, kind: str) -> bool:

@@ -159,7 +159,7 @@ def _parquet(path: Path) -> Reader:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=rows, columns=list(names)):
                 # Nested prefixes match as well: `a` would bring `a.b` along.
-                yield from _slices(batch.select(list(names)), rows)
+                yield batch.select(list(names))
 
     return read
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import pickletools
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,10 +82,13 @@ class FileHead:
     @cached_property
     def _first_line(self) -> tuple[int, str]:
         opener: Any = gzip.open if self.prefix[:2] == b"\x1f\x8b" else open
-        with opener(self.path, "rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(_LINE_BYTES), b""), start=1):
-                if line.strip():
-                    return number, line.decode("utf-8", "replace")
+        try:
+            with opener(self.path, "rb") as stream:
+                for number, line in enumerate(iter(lambda: stream.readline(_LINE_BYTES), b""), start=1):
+                    if line.strip():
+                        return number, line.decode("utf-8", "replace")
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError("not a readable gzip file", path=self.path, found=str(error)) from None
         return 1, ""
 
     @cached_property

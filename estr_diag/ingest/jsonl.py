@@ -177,6 +177,6 @@ def _mismatch(value: Any, declared: str) -> str | None:
         return next((wrong for item in value if (wrong := _mismatch(item, declared[:-2]))), None)
     if declared == "VARCHAR" or declared == "JSON" or declared.startswith("STRUCT"):
         return None
-    if isinstance(value, bool) or isinstance(value, int | float):
+    if isinstance(value, bool | int | float):
         return None
     return f"{type(value).__name__} {str(value)[:40]!r}"

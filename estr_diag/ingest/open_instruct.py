@@ -65,13 +65,14 @@ class OpenInstructAdapter:
         if not {"response_tokens", "prompt_tokens", "sample_idx"} <= keys:
             return None
         layout = WITH_MASK if "mask" in keys else ROLLOUTS
+        step = head.json_record.get("step")
         return Probe(
             self.name,
             head.path,
             layout.name,
             why="keys response_tokens, prompt_tokens and sample_idx",
             columns=layout.columns(keys),
-            step=head.json_record.get("step"),
+            step=step if isinstance(step, int) else None,
             refusal=_REFUSAL if layout is ROLLOUTS else None,
             guessable=layout is ROLLOUTS,
         )

@@ -19,6 +19,7 @@ from estr_diag.ingest import reconcile
 from estr_diag.ingest.adapter import ReadOptions, RunFacts, Unit
 from estr_diag.ingest.canonical import to_tables
 from estr_diag.ingest.discovery import Discovery, Skipped
+from estr_diag.ingest.guard import reading
 from estr_diag.ingest.registry import adapter
 from estr_diag.schema import RUNS, SEQUENCES, SOURCES, TOKENS
 from estr_diag.store.database import Store
@@ -112,8 +113,13 @@ def _ingest_unit(store: Store, unit: Unit, options: ReadOptions) -> SourceReport
     facts: RunFacts | None = None
     n_tokens = 0
     try:
-        for batch in adapter(unit.probe.adapter).read(unit, options):
-            tables = to_tables(batch, first_seq=next_seq, source_id=source_id, step=options.step)
+        batches = adapter(unit.probe.adapter).read(unit, options)
+        while True:
+            with reading(unit.path, unit.probe.adapter):
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                tables = to_tables(batch, first_seq=next_seq, source_id=source_id, step=options.step)
             store.append(SEQUENCES, tables.sequences)
             store.append(TOKENS, tables.tokens)
             counts.update(tables.counts)

@@ -17,6 +17,13 @@ from estr_diag.ingest.tensors import Tensors, joined, require_shape, token_names
 
 _IGNORED_LABEL = -100
 _DTYPES = {"BIGINT": np.int64, "FLOAT": np.float32}
+_SCALARS: dict[str, Any] = {
+    "BIGINT": int,
+    "FLOAT": (int, float),
+    "VARCHAR": (str, int),
+    "BOOLEAN": bool,
+    "JSON": Mapping,
+}
 _FINISH = {True: "finished", False: "unfinished"}
 _FACTS = RunFacts(trainer="PipelineRL", version_unit="sample", version_granularity="sequence")
 _AT_LAUNCH = "model_version is the one when the rollout was launched: updates in flight do not show"
@@ -58,7 +65,7 @@ def groups_batch(lines: Sequence[tuple[int, Any]], layout: Layout, path: Path) -
         "seq_key": [f"{_stream(path)}:{name}" for name, _, _ in records],
         "step": [None] * len(given),
         "prompt_len": prompt_len,
-        "group_id": [record.get("group_id") for record in given],
+        "group_id": [None if record.get("group_id") is None else str(record["group_id"]) for record in given],
         "reward": [record.get("reward") for record in given],
         "finish": [_FINISH.get(record.get("finished")) for record in given],
         "version_first": versions,
@@ -175,18 +182,30 @@ def _at_labels(full: Ragged) -> Ragged:
 
 
 def _arrays(record: Any, layout: Layout, path: Path, number: int) -> Tensors:
-    """Return the lists of a record as arrays of the declared type and dimension."""
+    """Return the lists of a record as arrays of the declared type and dimension; check its other fields."""
     if not isinstance(record, Mapping):
         raise InputError("not a record", path=path, line=number, found=type(record).__name__, expected="an object")
     field_errors.require(path, layout, [name for name, value in record.items() if value is not None], record=number)
     arrays: Tensors = {}
     for field in layout.fields:
-        if not field.type.endswith("[]") or record.get(field.name) is None:
+        value = record.get(field.name)
+        if value is None:
+            continue
+        if not field.type.endswith("[]"):
+            if not isinstance(value, _SCALARS[field.type]):
+                raise InputError(
+                    "wrong type",
+                    path=path,
+                    line=number,
+                    key=field.name,
+                    found=type(value).__name__,
+                    expected=field.type,
+                )
             continue
         dimensions = field.type.count("[]")
         try:
-            array = np.array(record[field.name], dtype=_DTYPES[field.type.removesuffix("[]" * dimensions)])
-        except (TypeError, ValueError) as error:
+            array = np.array(value, dtype=_DTYPES[field.type.removesuffix("[]" * dimensions)])
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(
                 "wrong type, or rows of unequal length",
                 path=path,

@@ -39,7 +39,13 @@ TOKEN_EXPORT = Layout(
         Field("trainer_logprobs", "FLOAT[]", "current policy at this micro step, before its update", "logp_train"),
         Field("entropy", "FLOAT[]", "of the trainer, full vocabulary, at the token's temperature", "entropy"),
         Field("advantages", "FLOAT[]", "per token", "advantage"),
-        Field("is_masked", "BOOLEAN[]", "true where the trainer's own rule drops the token", "trainer_keep", required=False),
+        Field(
+            "is_masked",
+            "BOOLEAN[]",
+            "true where the trainer's own rule drops the token",
+            "trainer_keep",
+            required=False,
+        ),
     ),
 )
 TRACES = Layout(
@@ -54,8 +60,12 @@ TRACES = Layout(
 )
 _STEP = re.compile(r"step_(\d+)")
 _FACTS = RunFacts(
-    trainer="prime-rl", logprobs="processed", entropy_of="train", train_logp="current",
-    version_unit="update", version_granularity="sequence",
+    trainer="prime-rl",
+    logprobs="processed",
+    entropy_of="train",
+    train_logp="current",
+    version_unit="update",
+    version_granularity="sequence",
 )
 _TRACES_PER_BATCH = 512
 _JOINED = {"policy_version": "traces: run.work.policy", "group_id": "traces: group.id", "reward": "traces: rewards"}
@@ -75,19 +85,32 @@ class PrimeRLAdapter:
         number = int(step[1]) if step else None
         if {"inference_logprobs", "trainer_logprobs", "export_sequence_idx"} <= keys:
             return Probe(
-                self.name, head.path, TOKEN_EXPORT.name, why="keys inference_logprobs, trainer_logprobs, export_sequence_idx",
-                columns=TOKEN_EXPORT.columns(keys), step=head.json_record.get("step", number),
+                self.name,
+                head.path,
+                TOKEN_EXPORT.name,
+                why="keys inference_logprobs, trainer_logprobs, export_sequence_idx",
+                columns=TOKEN_EXPORT.columns(keys),
+                step=head.json_record.get("step", number),
             )
         if {"traces", "run", "group"} <= keys and isinstance(head.json_record.get("traces"), list):
             return Probe(
-                self.name, head.path, TRACES.name, why="verifiers episodes: keys traces, run, group",
-                columns=TRACES.columns(keys), step=number, companion=True,
+                self.name,
+                head.path,
+                TRACES.name,
+                why="verifiers episodes: keys traces, run, group",
+                columns=TRACES.columns(keys),
+                step=number,
+                companion=True,
             )
         if found := recognise(head):
             layout, slots = found
             return Probe(
-                self.name, head.path, layout.name, why=f"msgpack list of micro batches with {slots} slots",
-                columns=layout.columns(), step=number,
+                self.name,
+                head.path,
+                layout.name,
+                why=f"msgpack list of micro batches with {slots} slots",
+                columns=layout.columns(),
+                step=number,
             )
         return None
 
@@ -155,7 +178,9 @@ def _export_batch(unit: Unit, record: int, batch: pa.RecordBatch, episodes: dict
     sequences: dict[str, Any] = {
         "seq_key": [
             f"rank{rank}:{i}"
-            for rank, i in zip(batch.column("rank").to_pylist(), batch.column("export_sequence_idx").to_pylist(), strict=True)
+            for rank, i in zip(
+                batch.column("rank").to_pylist(), batch.column("export_sequence_idx").to_pylist(), strict=True
+            )
         ],
         "step": steps,
         "prompt_len": prompt_len.tolist(),
@@ -165,7 +190,9 @@ def _export_batch(unit: Unit, record: int, batch: pa.RecordBatch, episodes: dict
     }
     notes: list[str] = []
     if unit.companions:
-        notes = _join(sequences, [full["token_ids"][s : s + n] for s, n in zip(full.starts, full.lengths, strict=True)], episodes)
+        notes = _join(
+            sequences, [full["token_ids"][s : s + n] for s, n in zip(full.starts, full.lengths, strict=True)], episodes
+        )
     else:
         notes = ["no traces.jsonl of this step beside the export: versions, groups and rewards are not known"]
     return TokenBatch(response.lengths, tokens, sequences, _FACTS, Counter(), tuple(notes))
@@ -193,7 +220,9 @@ def _micro_batch(unit: Unit, micro_batch: MicroBatch, episodes: dict[bytes, list
     return TokenBatch(response.lengths, dict(response.columns), sequences, facts, counts, tuple(notes))
 
 
-def _join(sequences: dict[str, Sequence[Any]], token_ids: Sequence[Any], episodes: dict[bytes, list[Branch]]) -> list[str]:
+def _join(
+    sequences: dict[str, Sequence[Any]], token_ids: Sequence[Any], episodes: dict[bytes, list[Branch]]
+) -> list[str]:
     """Fill per-sequence facts from the episodes with exactly the same tokens; return what is to be said."""
     found = [episodes.get(np.asarray(ids, dtype=np.int32).tobytes(), []) for ids in token_ids]
     for column in ("version_first", "version_last", "group_id", "reward"):
@@ -203,7 +232,9 @@ def _join(sequences: dict[str, Sequence[Any]], token_ids: Sequence[Any], episode
     missing = sum(not branches for branches in found)
     if not missing:
         return []
-    return [f"{missing} of {len(found)} sequences have no episode with exactly their token ids: no version, group or reward"]
+    return [
+        f"{missing} of {len(found)} sequences have no episode with exactly their token ids: no version, group or reward"
+    ]
 
 
 def _read_traces(unit: Unit) -> Iterator[TokenBatch]:
@@ -229,7 +260,10 @@ def _traces_batch(unit: Unit, branches: Sequence[Branch]) -> TokenBatch:
         "step": steps,
         "prompt_len": prompt_len.tolist(),
         "trainer_version": [None if s is None else s - 1 for s in steps],
-        **{name: [getattr(b, name) for b in branches] for name in ("version_first", "version_last", "group_id", "env", "reward", "finish")},
+        **{
+            name: [getattr(b, name) for b in branches]
+            for name in ("version_first", "version_last", "group_id", "env", "reward", "finish")
+        },
     }
     note = "traces alone hold no training-engine log-prob; switch on trainer.enable_token_export = true"
     return TokenBatch(response.lengths, dict(response.columns), sequences, _FACTS, Counter(), (note,))
