@@ -16,6 +16,7 @@ from estr_diag.ingest.adapter import ReadOptions
 from estr_diag.ingest.discovery import Discovery, discover
 from estr_diag.ingest.pipeline import IngestSummary, Progress
 from estr_diag.ingest.pipeline import ingest as run_ingest
+from estr_diag.ingest.pipeline import ingest_batches
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
 from estr_diag.stats.consistency import Consistency
@@ -200,11 +201,13 @@ def from_frame(frame: Any, mapping: Mapping[str, str] | None = None, *, all_samp
     all_sampled
         The frame has no loss mask because the model sampled every token of it.
     """
-    from estr_diag.ingest.generic import ingest_frame
+    from estr_diag.ingest.generic import batches_from_table
+    from estr_diag.ingest.mapping import Mapping as ColumnMapping
 
     store = Store.memory()
     try:
-        summary = ingest_frame(store, frame, mapping or {}, ReadOptions(all_sampled=all_sampled))
+        meaning = ColumnMapping(columns=dict(mapping or {}))
+        summary = ingest_batches(store, "frame", batches_from_table(frame, meaning, ReadOptions(all_sampled=all_sampled)))
     except BaseException:
         store.close()
         raise

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from estr_diag.errors import InputError, UsageError
-from estr_diag.ingest.mapping import KNOWN_COLUMNS, NATS_PER, Mapping, load_mapping
+from estr_diag.ingest.mapping import KNOWN_COLUMNS, NATS_PER, Mapping, load_mapping, mapping_json_schema
 
 FULL = """
 pos_base = 1
@@ -117,6 +120,24 @@ def test_a_column_that_is_not_there() -> None:
         "log.parquet: no column 'rollout_logp', which the mapping names for logp_infer (key 'rollout_logp'). "
         "Did you mean 'rollout_logps'?"
     )
+
+
+def test_the_schema_accepts_what_the_model_accepts() -> None:
+    schema = mapping_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(tomllib.loads(FULL))
+    validator.validate({})
+    refused: list[dict[str, Any]] = [
+        {"colums": {}},
+        {"columns": {"logp_inf": "x"}},
+        {"shift": {"reward": 1}},
+        {"units": {"logp": "bit"}},
+        {"run": {"temprature": 1}},
+        {"pos_base": "1"},
+    ]
+    for wrong in refused:
+        assert not validator.is_valid(wrong), wrong
 
 
 def test_units_are_factors_to_nats() -> None:

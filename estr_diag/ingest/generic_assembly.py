@@ -49,7 +49,7 @@ class Assembly:
         part = ordered(self.source, part, counts)
         ragged = part.ragged
         shifts = self.source.mapping.shift
-        tokens = {
+        tokens: dict[str, Any] = {
             name: shifted(ragged, name, shifts[name]) if shifts.get(name) else ragged[name]
             for name in _TOKEN_COLUMNS if name in ragged.columns
         }
@@ -57,8 +57,9 @@ class Assembly:
             tokens["loss_mask"] = pa.array(np.ones(len(ragged.row), dtype=bool))
         sampled = tokens["loss_mask"].fill_null(False)
         counts["loss_mask: null, taken as not sampled"] = tokens["loss_mask"].null_count
-        for name in set(_VERSIONS) & set(tokens):
-            tokens[name] = _known_versions(name, tokens[name], sampled, counts)
+        for name in _VERSIONS:
+            if name in tokens:
+                tokens[name] = _known_versions(name, tokens[name], sampled, counts)
         sequences = self._sequences(part, counts)
         kept = {name: _plain(values) for name, values in tokens.items()}
         return TokenBatch(ragged.lengths, kept, sequences, self.facts, +counts, self.notes)
@@ -74,8 +75,9 @@ class Assembly:
             version = found.pop("policy_version")
             found.setdefault("version_first", version)
             found.setdefault("version_last", version)
-        for name in set(_VERSIONS) & set(found):
-            found[name] = _known_versions(name, found[name], None, counts)
+        for name in _VERSIONS:
+            if name in found:
+                found[name] = _known_versions(name, found[name], None, counts)
         sequences = {name: values.to_pylist() for name, values in found.items()}
         names = sequences.pop("seq_id", None) or self._record_names(part)
         keys = sequences.get("seq_key", [None] * len(names))
@@ -95,7 +97,8 @@ def ordered(source: Source, part: Part, counts: Counter[str]) -> Part:
     ragged = part.ragged
     if "pos" not in ragged.columns:
         return part
-    values, base = ragged["pos"], source.mapping.pos_base
+    values: Any = ragged["pos"]
+    base = source.mapping.pos_base
     if values.null_count:
         at = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         raise _bad_position(source, part, at, "no pos", "null")

@@ -6,7 +6,7 @@ import math
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -66,23 +66,19 @@ class Run(_Strict):
 
 
 class Mapping(_Strict):
-    """The whole file.
+    """How the columns of a table become canonical ones."""
 
-    Attributes
-    ----------
-    columns
-        Canonical name -> name in the file. Columns that already have a canonical name need no entry.
-    shift
-        Canonical name -> how many positions early the column sits: 1 when entry t - 1 holds token t.
-    pos_base
-        Number of the first position in the file's ``pos`` column.
-    """
-
-    columns: dict[str, str] = {}
+    columns: Annotated[
+        dict[str, str],
+        Field(description="canonical name -> name in the file; a column with a canonical name needs no entry"),
+    ] = {}
     units: Units = Units()
-    shift: dict[str, int] = {}
+    shift: Annotated[
+        dict[str, int],
+        Field(description="canonical name -> positions that the column sits early: 1 when entry t - 1 holds token t"),
+    ] = {}
     mask: Mask = Mask()
-    pos_base: int = 0
+    pos_base: Annotated[int, Field(description="number of the first position in the file's pos column")] = 0
     run: Run = Run()
 
     @model_validator(mode="after")
@@ -129,6 +125,19 @@ class Mapping(_Strict):
                     hint=nearest(column, present).capitalize(),
                 )
         return self.match(present)
+
+
+def mapping_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a mapping file, for editors that check TOML against one."""
+    schema = Mapping.model_json_schema()
+    schema["properties"]["columns"]["propertyNames"] = {"enum": sorted(KNOWN_COLUMNS)}
+    schema["properties"]["shift"]["propertyNames"] = {"enum": sorted(KNOWN_COLUMNS - _NOT_SHIFTED)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "estr-diag/mapping/v1",
+        **schema,
+        "title": "mapping.toml: what the columns of a table mean",
+    }
 
 
 def load_mapping(path: Path) -> Mapping:

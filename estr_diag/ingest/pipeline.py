@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +16,11 @@ import pyarrow as pa
 from estr_diag import __version__
 from estr_diag.errors import InputError, UsageError
 from estr_diag.ingest import reconcile
-from estr_diag.ingest.adapter import ReadOptions, RunFacts, Unit
+from estr_diag.ingest.adapter import Probe, ReadOptions, RunFacts, TokenBatch, Unit
 from estr_diag.ingest.canonical import to_tables
 from estr_diag.ingest.discovery import Discovery, Skipped
 from estr_diag.ingest.guard import reading
-from estr_diag.ingest.registry import adapter
+from estr_diag.ingest.registry import GENERIC, adapter
 from estr_diag.schema import RUNS, SEQUENCES, SOURCES, TOKENS
 from estr_diag.store.database import Store
 
@@ -100,12 +100,26 @@ def ingest(
     return IngestSummary(tuple(reports))
 
 
+def ingest_batches(store: Store, name: str, batches: Iterator[TokenBatch]) -> IngestSummary:
+    """Put the batches of a table in memory into `store`, or nothing; `name` stands for the file."""
+    unit = Unit(Probe(GENERIC, Path(name), "table", "a table in memory"))
+    with store.transaction():
+        return IngestSummary((_add(store, unit, batches, None, None),))
+
+
 def _ingest_unit(store: Store, unit: Unit, options: ReadOptions) -> SourceReport:
     digest = _sha256(unit.path)
     if known := store.rows("select path from sources where sha256 = $digest and status in ('ingested', 'copy')", {"digest": digest}):
         note = f"the same content as {known[0]['path']}, which is in the log already"
         return SourceReport(unit.path, "known", unit.probe.adapter, unit.probe.layout, notes=(note,))
+    batches = adapter(unit.probe.adapter).read(unit, options)
+    report = _add(store, unit, batches, digest, options.step)
+    for companion in unit.companions:
+        _record(store, SourceReport(companion, "companion", unit.probe.adapter), _sha256(companion))
+    return report
 
+
+def _add(store: Store, unit: Unit, batches: Iterator[TokenBatch], digest: str | None, step: int | None) -> SourceReport:
     source_id = store.next_id(SOURCES, "source_id")
     first_seq = next_seq = store.next_id(SEQUENCES, "seq_id")
     counts: Counter[str] = Counter()
@@ -113,13 +127,12 @@ def _ingest_unit(store: Store, unit: Unit, options: ReadOptions) -> SourceReport
     facts: RunFacts | None = None
     n_tokens = 0
     try:
-        batches = adapter(unit.probe.adapter).read(unit, options)
         while True:
             with reading(unit.path, unit.probe.adapter):
                 batch = next(batches, None)
                 if batch is None:
                     break
-                tables = to_tables(batch, first_seq=next_seq, source_id=source_id, step=options.step)
+                tables = to_tables(batch, first_seq=next_seq, source_id=source_id, step=step)
             store.append(SEQUENCES, tables.sequences)
             store.append(TOKENS, tables.tokens)
             counts.update(tables.counts)
@@ -148,8 +161,6 @@ def _ingest_unit(store: Store, unit: Unit, options: ReadOptions) -> SourceReport
         reconcile.remove(store, reconcile.Added(source_id, first_seq, unit.path))
         raise
     _record(store, report, digest, source_id)
-    for companion in unit.companions:
-        _record(store, SourceReport(companion, "companion", unit.probe.adapter), _sha256(companion))
     return report
 
 
@@ -164,7 +175,7 @@ def _record(store: Store, report: SourceReport, digest: str | None, source_id: i
     row = {
         "source_id": store.next_id(SOURCES, "source_id") if source_id is None else source_id,
         "path": str(report.path),
-        "bytes": report.path.stat().st_size,
+        "bytes": report.path.stat().st_size if report.path.is_file() else None,
         "sha256": digest,
         "adapter": report.adapter,
         "layout": report.layout,

@@ -1,0 +1,95 @@
+"""The Python API: the same numbers as the command, from files, stores and frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import estr_diag as ed
+from estr_diag.errors import InputError, MissingColumnError, UsageError
+from tests import oracles
+from tests.logs import make_log
+
+
+def test_the_public_names_resolve() -> None:
+    for name in ed.__all__:
+        assert getattr(ed, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        ed.opne  # noqa: B018
+
+
+def test_every_way_in_gives_the_same_numbers(data: Path, tmp_path: Path) -> None:
+    sample = data / "prime-rl" / "token_exports"
+    with ed.open(sample) as direct, ed.ingest(sample, into=tmp_path / "run.duckdb") as stored, ed.demo() as demo:
+        results = [log.entropy_bins(by="lag", n_bins=4).rows() for log in (direct, stored, demo)]
+        assert results[0] == results[1] == results[2]
+        assert "16 sequences, 845 response tokens" in repr(direct)
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table], ids=["pandas", "polars", "arrow"])
+def test_frames_go_in(make: type) -> None:
+    log = make_log(3)
+    tokens = oracles.counted(log)
+    frame = make({name: list(values) for name, values in log.items()})
+    with ed.from_frame(frame) as opened:
+        found = {row["metric"]: row for row in opened.consistency().rows()}
+    assert found["mean_abs_delta"]["n"] == len(tokens["delta"])
+    assert found["mean_abs_delta"]["value"] == pytest.approx(float(np.abs(tokens["delta"]).mean()), rel=1e-6)
+
+
+def test_a_frame_with_other_names_and_without_a_mask() -> None:
+    frame = pd.DataFrame({"sample": [1, 1, 2], "vllm": [-1.0, -0.5, -2.0], "hf": [-1.1, -0.5, -2.2]})
+    names = {"seq_id": "sample", "logp_infer": "vllm", "logp_train": "hf"}
+    with pytest.raises(InputError, match="no loss_mask"):
+        ed.from_frame(frame, names)
+    with ed.from_frame(frame, names, all_sampled=True) as log:
+        found = {row["metric"]: row["value"] for row in log.consistency().rows()}
+    assert found["mean_abs_delta"] == pytest.approx(0.1, rel=1e-6)
+
+
+def test_results_go_out_as_any_frame() -> None:
+    with ed.demo() as log:
+        result = log.consistency(by="lag")
+    assert isinstance(result.to_pandas(), pd.DataFrame)
+    assert isinstance(result.to_polars(), pl.DataFrame)
+    assert pl.DataFrame(result).shape == pa.table(result).shape == (len(result), 7)
+    html = result._repr_html_()
+    assert "<td>mean_abs_delta</td>" in html
+    assert "nan" not in html.lower()
+
+
+def test_a_hostile_value_is_escaped_in_a_notebook() -> None:
+    with ed.demo() as log:
+        html = log.sql("select '<script>alert(1)</script>' as x")._repr_html_()
+    assert "<script>" not in html
+
+
+def test_rules_from_python() -> None:
+    with ed.demo() as log:
+        rows = log.compare([ed.rules.estr(tau=0.01), ed.rules.icepop()]).rows()
+    assert [r["rule"] for r in rows] == ["estr:tau=0.01:eps=0.01", "icepop:low=0.5:high=5"]
+    assert rows[0]["masked_tokens"] > 100
+    with pytest.raises(UsageError, match="no parameter"):
+        ed.rules.estr(threshold=1)
+
+
+def test_what_is_missing_is_raised_with_the_way_to_get_it(data: Path) -> None:
+    with ed.open(data / "nemo-rl" / "exp_001" / "train_data_step5.jsonl") as log:
+        with pytest.raises(MissingColumnError, match="no entropy"):
+            log.entropy_bins()
+        with pytest.raises(MissingColumnError, match="policy_version"):
+            log.consistency(by="lag")
+        with pytest.raises(MissingColumnError, match="entropy"):
+            log.compare([ed.rules.estr()])
+
+
+def test_several_paths_and_a_store_cannot_be_mixed(data: Path, tmp_path: Path) -> None:
+    with ed.ingest(data / "nemo-rl" / "exp_001", into=tmp_path / "a.duckdb"):
+        pass
+    with pytest.raises(UsageError, match="cannot be ingested into another"):
+        ed.open([tmp_path / "a.duckdb", data / "nemo-rl" / "exp_001"])
