@@ -145,7 +145,9 @@ def _measures() -> dict[str, Measure]:
         Measure("sum_logp_cross", "logp_infer * logp_train", pair),
         Measure("n_entropy", "(entropy is not null)::integer::double", entropy),
         Measure("sum_entropy", "entropy", entropy),
-        Measure("sum_scaled2", f"case when entropy + {EPS} > 0 then delta * delta / (entropy + {EPS}) end", pair | entropy),
+        Measure(
+            "sum_scaled2", f"case when entropy + {EPS} > 0 then delta * delta / (entropy + {EPS}) end", pair | entropy
+        ),
         Measure("n_off_mode", "(p_infer < 0.5)::integer::double", infer),
         Measure("sum_delta2_off_mode", "case when p_infer < 0.5 then delta * delta else 0 end", pair),
         Measure("sum_abs_advantage", "abs(advantage)", frozenset({"advantage"})),

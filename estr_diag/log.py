@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from estr_diag.errors import MissingColumnError, UsageError
-from estr_diag.ingest.adapter import ReadOptions
-from estr_diag.ingest.discovery import Discovery, discover
-from estr_diag.ingest.pipeline import IngestSummary, Progress
-from estr_diag.ingest.pipeline import ingest as run_ingest
-from estr_diag.ingest.pipeline import ingest_batches
+from estr_diag.ingestion.adapter import ReadOptions
+from estr_diag.ingestion.discovery import Discovery, discover
+from estr_diag.ingestion.pipeline import IngestSummary, Progress, ingest_batches
+from estr_diag.ingestion.pipeline import ingest as run_ingest
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
 from estr_diag.stats.consistency import Consistency
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from estr_diag.checks import Finding
     from estr_diag.report import Report
 
-DEMO = Path(__file__).parent / "demo" / "prime-rl"
+DEMO = Path(__file__).parent / "samples" / "prime-rl"
 
 
 class Log:
@@ -201,13 +200,15 @@ def from_frame(frame: Any, mapping: Mapping[str, str] | None = None, *, all_samp
     all_sampled
         The frame has no loss mask because the model sampled every token of it.
     """
-    from estr_diag.ingest.generic import batches_from_table
-    from estr_diag.ingest.mapping import Mapping as ColumnMapping
+    from estr_diag.ingestion.generic.adapter import batches_from_table
+    from estr_diag.ingestion.mapping import Mapping as ColumnMapping
 
     store = Store.memory()
     try:
         meaning = ColumnMapping(columns=dict(mapping or {}))
-        summary = ingest_batches(store, "frame", batches_from_table(frame, meaning, ReadOptions(all_sampled=all_sampled)))
+        summary = ingest_batches(
+            store, "frame", batches_from_table(frame, meaning, ReadOptions(all_sampled=all_sampled))
+        )
     except BaseException:
         store.close()
         raise
@@ -222,24 +223,27 @@ def demo() -> Log:
 
 
 def find(
-    path: str | Path | Iterable[str | Path], *, format: str = "auto", options: ReadOptions | None = None, skip_unreadable: bool = False  # noqa: A002
+    path: str | Path | Iterable[str | Path],
+    *,
+    format: str = "auto",  # noqa: A002
+    options: ReadOptions | None = None,
+    skip_unreadable: bool = False,
 ) -> Discovery:
     """Say what would be read, and by which adapter, without reading it."""
-    options = options or ReadOptions()
-    return discover(
-        _paths(path), format, skip_unreadable=skip_unreadable, guess_mask=options.guess_mask, mapping=options.mapping
-    )
+    return discover(_paths(path), format, options, skip_unreadable=skip_unreadable)
 
 
 def _read(
-    store: Store, paths: Sequence[Path], name: str, options: ReadOptions | None, skip_unreadable: bool, progress: Progress | None
+    store: Store,
+    paths: Sequence[Path],
+    name: str,
+    options: ReadOptions | None,
+    skip_unreadable: bool,
+    progress: Progress | None,
 ) -> IngestSummary:
     if any(is_store(path) for path in paths):
         raise UsageError("a store cannot be ingested into another one; export it to Parquet and ingest that")
-    options = options or ReadOptions()
-    found = discover(
-        paths, name, skip_unreadable=skip_unreadable, guess_mask=options.guess_mask, mapping=options.mapping
-    )
+    found = discover(paths, name, options, skip_unreadable=skip_unreadable)
     return run_ingest(store, found, options, skip_unreadable=skip_unreadable, progress=progress)
 
 

@@ -79,9 +79,7 @@ class Table:
 
     def ddl(self) -> str:
         """Return the ``create table`` statement."""
-        lines = [
-            f"  {quote_ident(c.name)} {_DUCKDB[c.dtype]}{' not null' if c.required else ''}" for c in self.columns
-        ]
+        lines = [f"  {quote_ident(c.name)} {_DUCKDB[c.dtype]}{' not null' if c.required else ''}" for c in self.columns]
         return f"create table {quote_ident(self.name)} (\n" + ",\n".join(lines) + "\n)"
 
     def arrow(self) -> pa.Schema:
@@ -116,7 +114,9 @@ TOKENS = Table(
         Column("seq_id", "int64", "the sequence this token belongs to; dense, assigned by the store", required=True),
         Column("pos", "int32", "position in the response, 0-based", required=True),
         Column("abs_pos", "int32", "prompt length + pos, where the prompt length is known"),
-        Column("step", "int32", "trainer step that consumes the token", get_it="name the file or folder after the step"),
+        Column(
+            "step", "int32", "trainer step that consumes the token", get_it="name the file or folder after the step"
+        ),
         Column("turn", "int16", "turn index in multi-turn logs, 0-based: runs of loss_mask"),
         Column("token_id", "int32", "sampled token"),
         Column("token_text", "string", "text of the sampled token"),
@@ -283,7 +283,10 @@ def token_log_json_schema() -> dict[str, Any]:
         if column.unit:
             entry["x-unit"] = column.unit
         properties[column.name] = entry
-    properties["seq_id"] |= {"type": ["integer", "string"], "description": "names the sequence; tokens of one are contiguous"}
+    properties["seq_id"] |= {
+        "type": ["integer", "string"],
+        "description": "names the sequence; tokens of one are contiguous",
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "estr-diag/token_log/v1",

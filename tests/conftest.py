@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from estr_diag.ingest.adapter import ReadOptions
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.pipeline import ingest
+from estr_diag.ingestion.adapter import ReadOptions
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.pipeline import ingest
 from estr_diag.store.database import Store
 
 DATA = Path(__file__).parent / "data"
@@ -30,7 +30,7 @@ def ingested() -> Iterator[Callable[..., Store]]:
         store = Store.memory()
         opened.append(store)
         options = options or ReadOptions()
-        ingest(store, discover(paths, format_name, guess_mask=options.guess_mask, mapping=options.mapping), options)
+        ingest(store, discover(paths, format_name, options), options)
         return store
 
     yield read

@@ -10,16 +10,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from estr_diag.ingest.adapter import RunFacts, TokenBatch
-from estr_diag.ingest.canonical import to_tables
-from estr_diag.ingest.reconcile import Added, column_counts
+from estr_diag.ingestion.adapter import RunFacts, TokenBatch
+from estr_diag.ingestion.canonical import to_tables
+from estr_diag.ingestion.reconcile import Added, column_counts
 from estr_diag.schema import RUNS, SEQUENCES, SOURCES, TOKENS
 from estr_diag.store.database import Store
 from tests.oracles import Arrays
 
 
 def make_log(
-    seed: int, *, sequences: int = 12, mean_length: int = 40, steps: int = 2, lags: int = 3, holes: bool = True, scale: float = 1.0
+    seed: int,
+    *,
+    sequences: int = 12,
+    mean_length: int = 40,
+    steps: int = 2,
+    lags: int = 3,
+    holes: bool = True,
+    scale: float = 1.0,
 ) -> Arrays:
     """A healthy log with noise and exploration, tool spans, missing values and a few extreme tokens."""
     rng = np.random.default_rng(seed)

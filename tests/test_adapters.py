@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from estr_diag.errors import EstrDiagError, InputError, RefusedError, UnrecognisedError, UsageError
-from estr_diag.ingest.adapter import Probe, ReadOptions
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.head import FileHead
-from estr_diag.ingest.pipeline import ingest
-from estr_diag.ingest.registry import adapter, adapters
+from estr_diag.ingestion.adapter import Probe, ReadOptions
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.head import FileHead
+from estr_diag.ingestion.pipeline import ingest
+from estr_diag.ingestion.registry import adapter, adapters
 from estr_diag.log import find, open_log
 from estr_diag.schema import SEQUENCES, TOKENS
 from estr_diag.store.database import Store
@@ -26,7 +26,9 @@ FILES = sorted(
 NO_LOG = {"meta.json", "grpo_demo_metadata.jsonl"}
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
 TEXT_ONLY = [
-    name for name, values in EXPECTED.items() if str(values.get("token_level", "")).startswith("none") or "text only" in values.get("trap", "")
+    name
+    for name, values in EXPECTED.items()
+    if str(values.get("token_level", "")).startswith("none") or "text only" in values.get("trap", "")
 ]
 GUESSED = ("open-instruct/rollouts/grpo_demo_rollouts_000000.jsonl", "nemo-rl/old_2025_09/train_data_step5.jsonl")
 
@@ -37,7 +39,9 @@ def name_of(path: Path) -> str:
 
 def claims(path: Path) -> dict[str, Probe]:
     head = FileHead(path)
-    return {name: probe for name, it in adapters().items() if name != "generic" and (probe := it.probe(head)) is not None}
+    return {
+        name: probe for name, it in adapters().items() if name != "generic" and (probe := it.probe(head)) is not None
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -87,7 +91,14 @@ def sums(store: Store) -> dict[str, Any]:
     )[0]
     counted = tokens["both"] if tokens["n_train"] else tokens["inside"]
     infer = dict.fromkeys(
-        ("sum_rollout_logprob_counted", "sum_logprob_counted", "sum_inference_logprob_counted", "sum_sampled_logprob", "sum_mu_logprob_non_null", "sum_finite_logprob"),
+        (
+            "sum_rollout_logprob_counted",
+            "sum_logprob_counted",
+            "sum_inference_logprob_counted",
+            "sum_sampled_logprob",
+            "sum_mu_logprob_non_null",
+            "sum_finite_logprob",
+        ),
         tokens["sum_logp_infer"],
     )
     return {**tokens, **sequences, **infer, "n_counted_tokens": counted, "n_loss_mask_true": tokens["inside"]}
@@ -223,5 +234,8 @@ def test_a_sequence_given_twice_is_an_error_that_names_it(data: Path, tmp_path: 
     lines = (data / "nemo-rl" / "exp_001" / "train_data_step5.jsonl").read_text().splitlines()
     path = tmp_path / "train_data_step5.jsonl"
     path.write_text("\n".join([*lines, lines[0]]) + "\n")
-    with pytest.raises(InputError, match=r"sequence 'train_data_step5:0' of step 5 is there twice"), Store.memory() as store:
+    with (
+        pytest.raises(InputError, match=r"sequence 'train_data_step5:0' of step 5 is there twice"),
+        Store.memory() as store,
+    ):
         ingest(store, discover([path]))

@@ -17,13 +17,27 @@ import pytest
 from estr_diag import __version__
 from estr_diag.report.document import report_json_schema
 
-HEAVY = ("duckdb", "pyarrow", "numpy", "pandas", "polars", "matplotlib", "seaborn", "scipy", "torch", "sqlglot", "msgpack")
+HEAVY = (
+    "duckdb",
+    "pyarrow",
+    "numpy",
+    "pandas",
+    "polars",
+    "matplotlib",
+    "seaborn",
+    "scipy",
+    "torch",
+    "sqlglot",
+    "msgpack",
+)
 
 
 def cli(*arguments: object, env: dict[str, str] | None = None, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """Run estr-diag in a fresh interpreter."""
     command = [sys.executable, "-m", "estr_diag", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})}, **kwargs)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})}, **kwargs
+    )
 
 
 def fails(code: int, *arguments: object, says: str) -> str:
@@ -68,7 +82,15 @@ def test_demo_prints_a_page_without_colour_codes() -> None:
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    for text in ("prime-rl", "816 counted", "mean_abs_delta", "0.0454 ± 0.0054", "kpop:phi=0.1", "By lag", "not counted"):
+    for text in (
+        "prime-rl",
+        "816 counted",
+        "mean_abs_delta",
+        "0.0454 ± 0.0054",
+        "kpop:phi=0.1",
+        "By lag",
+        "not counted",
+    ):
         assert text in done.stdout, text
 
 
@@ -117,7 +139,15 @@ def test_a_gate_on_something_not_computed_is_not_passed(data: Path) -> None:
 def test_ingest_dry_run_shows_columns_and_their_sources(data: Path, tmp_path: Path) -> None:
     done = cli("ingest", data / "prime-rl" / "token_exports", "--dry-run", env={"COLUMNS": "200"})
     assert done.returncode == 0, done.stderr
-    for text in ("layout token_export, step 7", "joined with", "traces.jsonl", "logp_infer", "← inference_logprobs", "policy_version", "← traces: run.work.policy"):
+    for text in (
+        "layout token_export, step 7",
+        "joined with",
+        "traces.jsonl",
+        "logp_infer",
+        "← inference_logprobs",
+        "policy_version",
+        "← traces: run.work.policy",
+    ):
         assert text in done.stdout, text
     found = json.loads(cli("ingest", data / "nemo-rl" / "exp_001", "--dry-run", "--json").stdout)
     assert [u["step"] for u in found["units"]] == [5, 6]
@@ -131,7 +161,9 @@ def test_ingest_then_report_sql_and_export(data: Path, tmp_path: Path) -> None:
     assert "16 sequences and 845 response tokens added" in done.stdout
     assert json.loads(cli("sql", store, "select count(*) as n from tokens", "--json").stdout) == [{"n": 845}]
     assert cli("export", store, "-o", parquet).returncode == 0
-    direct, stored, exported = (json.loads(cli("report", log, "--json").stdout) for log in (data / "prime-rl" / "token_exports", store, parquet))
+    direct, stored, exported = (
+        json.loads(cli("report", log, "--json").stdout) for log in (data / "prime-rl" / "token_exports", store, parquet)
+    )
     assert stored["consistency"] == direct["consistency"]
     assert stored["entropy_bins"] == direct["entropy_bins"]
     assert exported["consistency"]["overall"] == direct["consistency"]["overall"]
@@ -145,7 +177,11 @@ def test_sql_reads_the_log_and_nothing_else(data: Path, tmp_path: Path) -> None:
     log = data / "nemo-rl" / "exp_001"
     secret = tmp_path / "secret.txt"
     secret.write_text("x")
-    for query in (f"select * from read_text('{secret}')", f"copy tokens to '{tmp_path / 'out.csv'}'", "select nonsense from tokens"):
+    for query in (
+        f"select * from read_text('{secret}')",
+        f"copy tokens to '{tmp_path / 'out.csv'}'",
+        "select nonsense from tokens",
+    ):
         fails(2, "sql", log, query, says="query")
     assert not (tmp_path / "out.csv").exists()
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,7 +18,7 @@ from estr_diag.schema import quote_ident
 from estr_diag.stats.consistency import By, Consistency
 from estr_diag.stats.metrics import BY_NAME, METRICS, YARDSTICKS
 from estr_diag.store.database import Store
-from estr_diag.store.engine import run, scan_query
+from estr_diag.store.engine import Statistic, run, scan_query
 from tests import oracles
 from tests.logs import make_log, store_of
 from tests.oracles import Arrays
@@ -52,7 +52,10 @@ def test_equals_numpy(seed: int) -> None:
     expected = oracles.token_metrics(tokens) | oracles.sequence_metrics(tokens)
     for name, value in expected.items():
         close(found[name]["value"], value, context=name)
-    for name, x, y in (("prob_pearson", np.exp(tokens["logp_infer"]), np.exp(tokens["logp_train"])), ("logp_pearson", tokens["logp_infer"], tokens["logp_train"])):
+    for name, x, y in (
+        ("prob_pearson", np.exp(tokens["logp_infer"]), np.exp(tokens["logp_train"])),
+        ("logp_pearson", tokens["logp_infer"], tokens["logp_train"]),
+    ):
         close(found[name]["value"], oracles.pearson(x, y), context=name)
     missing = set(BY_NAME) - set(expected) - {"prob_pearson", "logp_pearson"}
     assert not missing, f"metrics without an oracle: {missing}"
@@ -116,7 +119,10 @@ def test_any_split_by_sequence_merges_to_the_whole(seed: int, cut: int) -> None:
         union = " union all ".join(f"select * from ({scan_query(requests, present, f'shard_{name}')})" for name in "ab")
         both.connection.execute(f"create temp table merged as {union}")
         found = {(r["step"],): r for r in both.rows(statistic.merge({"sums": "merged"}, present))}
-        expected = {(r["step"],): r for r in run(whole, {"it": _Raw(statistic)}).results["it"].table.to_pylist()}
+        expected = {
+            (r["step"],): r
+            for r in run(whole, {"it": cast("Statistic", _Raw(statistic))}).results["it"].table.to_pylist()
+        }
     assert found.keys() == expected.keys()
     for key, row in expected.items():
         for name, value in row.items():
@@ -173,7 +179,13 @@ FRAMEWORK_VALUES = {
     "ppl_ratio": ("verl:rollout_corr/ppl_ratio", "swift:ppl_ratio"),
 }
 
-VALUE_OF_AN_EMPTY_ROW = {"infer_ppl": 1.0, "train_ppl": 1.0, "ppl_ratio": 1.0, "log_ppl_diff": 0.0, "log_ppl_abs_diff": 0.0}
+VALUE_OF_AN_EMPTY_ROW = {
+    "infer_ppl": 1.0,
+    "train_ppl": 1.0,
+    "ppl_ratio": 1.0,
+    "log_ppl_diff": 0.0,
+    "log_ppl_abs_diff": 0.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +196,17 @@ def framework_log(data: Path) -> Iterator[Store]:
 
 def oracle_arrays(data: Path) -> Arrays:
     """The log that the frameworks' code was run on, in this project's column names (its q is our logp_train)."""
-    table = pq.read_table(data / "oracle" / "synthetic.parquet").sort_by([("seq_id", "ascending"), ("pos", "ascending")])
-    names = {"logp_infer": "logp_infer", "logp_prox": "logp_train", "entropy": "entropy", "advantage": "advantage", "loss_mask": "loss_mask", "seq_id": "seq_id"}
+    table = pq.read_table(data / "oracle" / "synthetic.parquet").sort_by(
+        [("seq_id", "ascending"), ("pos", "ascending")]
+    )
+    names = {
+        "logp_infer": "logp_infer",
+        "logp_prox": "logp_train",
+        "entropy": "entropy",
+        "advantage": "advantage",
+        "loss_mask": "loss_mask",
+        "seq_id": "seq_id",
+    }
     return {ours: table[theirs].to_numpy() for theirs, ours in names.items()}
 
 
@@ -195,7 +216,9 @@ def test_equals_the_frameworks_own_code(framework_log: Store, data: Path, name: 
     found = computed(framework_log)[None][name]["value"]
     if name in VALUE_OF_AN_EMPTY_ROW:
         # verl and ms-swift keep a row without counted tokens in the mean (aggregation S0); ours leaves it out.
-        rows = framework_log.rows("select count(*) as n, count(*) filter (k > 0) as counted from (select count(*) filter (loss_mask) as k from tokens group by seq_id)")[0]
+        rows = framework_log.rows(
+            "select count(*) as n, count(*) filter (k > 0) as counted from (select count(*) filter (loss_mask) as k from tokens group by seq_id)"
+        )[0]
         assert rows["n"] == 48
         assert rows["counted"] == 47
         found = (found * 47 + VALUE_OF_AN_EMPTY_ROW[name]) / 48
@@ -215,7 +238,9 @@ def _one(delta: float, *, n: int = 1, entropy: float = 0.5, mask: bool = True) -
     }
 
 
-@pytest.mark.parametrize("case", ["one token", "all masked", "no gap", "plus 50", "minus 20", "zero entropy", "constant"])
+@pytest.mark.parametrize(
+    "case", ["one token", "all masked", "no gap", "plus 50", "minus 20", "zero entropy", "constant"]
+)
 def test_degenerate_logs_give_a_value_or_none(case: str) -> None:
     log = {
         "one token": _one(0.1),

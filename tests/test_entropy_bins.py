@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from estr_diag.errors import UsageError
 from estr_diag.stats.entropy_bins import QUANTILES, EntropyBins
 from estr_diag.stats.grid import EntropyGrid, quantile_grid, snap
-from estr_diag.store.engine import run
+from estr_diag.store.engine import Statistic, run
 from tests import oracles
 from tests.logs import make_log, store_of
 
@@ -126,7 +126,13 @@ def test_one_scan_serves_all_statistics() -> None:
     with store_of(make_log(1)) as store:
         present = frozenset(store.column_counts())
         grid = quantile_grid(store, present, 4)
-        statistics = [Consistency(), Consistency("step"), Consistency("lag"), EntropyBins(grid), EntropyBins(grid, by_lag=True)]
+        statistics: list[Statistic] = [
+            Consistency(),
+            Consistency("step"),
+            Consistency("lag"),
+            EntropyBins(grid),
+            EntropyBins(grid, by_lag=True),
+        ]
         scans = {r.scan for s in statistics for r in s.requests(present)}
     assert scans == {"sums", "histogram"}
 

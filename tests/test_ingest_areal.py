@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from estr_diag.errors import InputError, RefusedError
-from estr_diag.ingest.adapter import ReadOptions
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.pipeline import ingest
+from estr_diag.ingestion.adapter import ReadOptions
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.pipeline import ingest
 from estr_diag.store.database import Store
 from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
 

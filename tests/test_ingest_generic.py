@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estr_diag.errors import UsageError
-from estr_diag.ingest import generic
-from estr_diag.ingest.adapter import ReadOptions, TokenBatch
-from estr_diag.ingest.canonical import to_tables
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.generic import batches_from_table
-from estr_diag.ingest.generic_rows import from_rows
-from estr_diag.ingest.generic_source import Source
-from estr_diag.ingest.mapping import Mapping as ColumnMapping
+from estr_diag.ingestion.adapter import ReadOptions, TokenBatch
+from estr_diag.ingestion.canonical import to_tables
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.generic import adapter as generic
+from estr_diag.ingestion.generic.adapter import batches_from_table
+from estr_diag.ingestion.generic.rows import from_rows
+from estr_diag.ingestion.generic.source import Source
+from estr_diag.ingestion.mapping import Mapping as ColumnMapping
 from estr_diag.store.database import Store
 from estr_diag.store.export import export
 from tests.generic_logs import FORMATS, Log, a_log, as_lists, permuted, without, write
@@ -72,7 +72,8 @@ def test_every_column_is_stored_exactly(tmp_path: Path, ingested: Ingested, endi
         "select seq_key, step, group_id, reward, prompt_len, n_tokens from sequences order by seq_id"
     )
     assert sequences.to_pydict() == {
-        "seq_key": per_sequence["seq_id"], "n_tokens": list(LENGTHS),
+        "seq_key": per_sequence["seq_id"],
+        "n_tokens": list(LENGTHS),
         **{name: per_sequence[name] for name in ("step", "group_id", "reward", "prompt_len")},
     }
     assert stored(store, "abs_pos")["abs_pos"] == [p + n for p, n in zip(log["pos"], log["prompt_len"], strict=True)]
@@ -105,7 +106,9 @@ def test_one_name_in_two_steps_is_two_sequences(tmp_path: Path, ingested: Ingest
     log["policy_version"] = [0] * 7
     store = ingested(write(tmp_path / "log.parquet", permuted(log)))
     assert store.table("select seq_key, step, n_tokens from sequences order by seq_id").to_pydict() == {
-        "seq_key": ["7", "7", "7"], "step": [1, 2, 3], "n_tokens": [2, 3, 2],
+        "seq_key": ["7", "7", "7"],
+        "step": [1, 2, 3],
+        "n_tokens": [2, 3, 2],
     }
     assert stored(store, "logp_infer")["logp_infer"] == log["logp_infer"]
 
@@ -230,9 +233,7 @@ def test_units_become_nats(tmp_path: Path, ingested: Ingested, ending: str, unit
     log = a_log(LENGTHS)
     # -0.1 has no exact float32: converted after rounding it would come out one unit off.
     log["logp_infer"][:5] = [-9999.0, 1.0, -0.1, -0.7, -2.3]
-    store = ingested(
-        write(tmp_path / f"log{ending}", log), options=options({"units": {"logp": unit, "entropy": unit}})
-    )
+    store = ingested(write(tmp_path / f"log{ending}", log), options=options({"units": {"logp": unit, "entropy": unit}}))
     found = stored(store, "logp_infer", "entropy", "advantage")
     assert found["logp_infer"] == [None, None, *(float(np.float32(x * nats)) for x in log["logp_infer"][2:])]
     assert found["entropy"] == [float(np.float32(x * nats)) for x in log["entropy"]]
@@ -348,8 +349,10 @@ def test_per_sequence_values_of_a_list_layout(tmp_path: Path, ingested: Ingested
     store = ingested(write(tmp_path / "log.jsonl", without(lists, "seq_id")))
     found = stored(store, "seq_key", "policy_version", "trainer_version", "advantage")
     assert found == {
-        "seq_key": ["log:1"] * 3 + ["log:2"] * 2, "policy_version": [4, 4, 4, None, None],
-        "trainer_version": [6, 6, 6, 7, 7], "advantage": [0.5] * 3 + [-0.5] * 2,
+        "seq_key": ["log:1"] * 3 + ["log:2"] * 2,
+        "policy_version": [4, 4, 4, None, None],
+        "trainer_version": [6, 6, 6, 7, 7],
+        "advantage": [0.5] * 3 + [-0.5] * 2,
     }
     assert store.rows("select version_granularity from runs") == [{"version_granularity": "sequence"}]
 
@@ -377,7 +380,9 @@ def test_a_record_without_a_list_has_no_values_there(tmp_path: Path, ingested: I
     lists = {"logp_infer": [[-1.0, -2.0], None], "logp_train": [None, [-3.0]], "loss_mask": [[True, True], None]}
     store = ingested(write(tmp_path / f"third{ending}", lists))
     assert stored(store, "logp_infer", "logp_train", "loss_mask") == {
-        "logp_infer": [-1.0, -2.0, None], "logp_train": [None, None, -3.0], "loss_mask": [True, True, None],
+        "logp_infer": [-1.0, -2.0, None],
+        "logp_train": [None, None, -3.0],
+        "loss_mask": [True, True, None],
     }
 
 
@@ -387,7 +392,8 @@ def test_an_empty_sequence_keeps_its_row(tmp_path: Path, ingested: Ingested) -> 
     lists["seq_id"][-1] = "empty"
     store = ingested(write(tmp_path / "log.parquet", lists))
     assert store.table("select seq_key, n_tokens from sequences order by seq_id").to_pydict() == {
-        "seq_key": ["s0", "s1", "empty"], "n_tokens": [3, 2, 0],
+        "seq_key": ["s0", "s1", "empty"],
+        "n_tokens": [3, 2, 0],
     }
 
 
@@ -397,12 +403,23 @@ def test_an_empty_sequence_keeps_its_row(tmp_path: Path, ingested: Ingested) -> 
 def test_a_mapping_gives_names_facts_and_notes(tmp_path: Path, ingested: Ingested) -> None:
     log = a_log(LENGTHS)
     shown = {
-        "sid": log["seq_id"], "t": log["pos"], "mu": log["logp_infer"], "q": log["logp_train"],
-        "m": log["loss_mask"], "h": log["entropy"], "extra": log["token_id"], "more": log["reward"],
+        "sid": log["seq_id"],
+        "t": log["pos"],
+        "mu": log["logp_infer"],
+        "q": log["logp_train"],
+        "m": log["loss_mask"],
+        "h": log["entropy"],
+        "extra": log["token_id"],
+        "more": log["reward"],
     }
     mapping = {
         "columns": {
-            "seq_id": "sid", "pos": "t", "logp_infer": "mu", "logp_train": "q", "loss_mask": "m", "entropy": "h",
+            "seq_id": "sid",
+            "pos": "t",
+            "logp_infer": "mu",
+            "logp_train": "q",
+            "loss_mask": "m",
+            "entropy": "h",
         },
         "run": {"trainer": "mine", "temperature": 0.7, "entropy_of": "train", "version_unit": "step"},
     }
@@ -442,7 +459,7 @@ def test_probe_says_why_and_what_comes_from_where(tmp_path: Path) -> None:
     assert probe.columns == {name: name for name in log}
     lists = {"lp": as_lists(log)["logp_infer"], "loss_mask": as_lists(log)["loss_mask"]}
     mapping = ColumnMapping(columns={"logp_infer": "lp"})
-    probe = discover([write(tmp_path / "lists.jsonl", lists)], mapping=mapping).units[0].probe
+    probe = discover([write(tmp_path / "lists.jsonl", lists)], options=ReadOptions(mapping=mapping)).units[0].probe
     assert probe.why == "one row a sequence, columns lp"
     assert probe.columns == {"logp_infer": "lp", "loss_mask": "loss_mask"}
 
@@ -456,7 +473,7 @@ def test_other_tables_and_documents_in_the_folder_are_left_alone(tmp_path: Path)
     assert [unit.path.name for unit in found.units] == ["tokens.parquet"]
     assert {path.name for path in found.ignored} == {"metrics.csv", "config.json", "notes.txt"}
     # A column of a mapping makes no log of a table: a log-prob does.
-    found = discover([tmp_path], mapping=ColumnMapping(columns={"loss_mask": "mask"}))
+    found = discover([tmp_path], options=ReadOptions(mapping=ColumnMapping(columns={"loss_mask": "mask"})))
     assert [unit.path.name for unit in found.units] == ["tokens.parquet"]
 
 
@@ -465,12 +482,12 @@ def test_trainers_come_before_the_generic_adapter(data: Path) -> None:
     assert discover([path]).adapter == "prime-rl"
     # A mapping says what the columns of a table mean, whoever wrote it.
     mapping = ColumnMapping(columns={"logp_infer": "inference_logprobs", "logp_train": "trainer_logprobs"})
-    probe = discover([path], mapping=mapping).units[0].probe
+    probe = discover([path], options=ReadOptions(mapping=mapping)).units[0].probe
     assert (probe.adapter, probe.layout) == ("generic", "sequence_rows")
 
 
 def test_a_mapping_goes_with_the_generic_format_only(tmp_path: Path) -> None:
     path = write(tmp_path / "log.parquet", a_log((2,)))
-    assert discover([path], "generic", mapping=ColumnMapping()).adapter == "generic"
+    assert discover([path], "generic", options=ReadOptions(mapping=ColumnMapping())).adapter == "generic"
     with pytest.raises(UsageError, match="not for --format verl"):
-        discover([path], "verl", mapping=ColumnMapping())
+        discover([path], "verl", options=ReadOptions(mapping=ColumnMapping()))

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from estr_diag.errors import InputError, UnrecognisedError
-from estr_diag.ingest.adapter import ReadOptions
-from estr_diag.ingest.generic import batches_from_table
-from estr_diag.ingest.mapping import Mapping as ColumnMapping
+from estr_diag.ingestion.adapter import ReadOptions
+from estr_diag.ingestion.generic.adapter import batches_from_table
+from estr_diag.ingestion.mapping import Mapping as ColumnMapping
 from estr_diag.store.database import Store
 from tests.generic_logs import a_log, as_lists, permuted, without, write
 
@@ -73,7 +73,9 @@ def test_a_position_that_is_there_twice(tmp_path: Path, ingested: Ingested, endi
         log = {name: [values[i] for i in (4, 1, 0, 2, 3)] for name, values in log.items()}
     error = refused(ingested, write(tmp_path / f"log{ending}", log))
     rows = (2, 4) if shuffled else (2, 3)
-    assert f"sequence 's0': pos 1 is there twice (key 'pos'); found it in row {rows[0]} and in row {rows[1]}" in str(error)
+    assert f"sequence 's0': pos 1 is there twice (key 'pos'); found it in row {rows[0]} and in row {rows[1]}" in str(
+        error
+    )
     assert error.line in {line(ending, row) for row in rows}
 
 
@@ -106,7 +108,9 @@ def test_lists_of_unequal_length(tmp_path: Path, ingested: Ingested, ending: str
 
 def test_lists_of_unequal_length_where_a_record_lacks_one(tmp_path: Path, ingested: Ingested) -> None:
     lists: dict[str, list[Any]] = {
-        "logp_infer": [[-1.0], None], "logp_train": [None, [-1.0, -2.0]], "entropy": [[0.5], [0.5, 0.5]],
+        "logp_infer": [[-1.0], None],
+        "logp_train": [None, [-1.0, -2.0]],
+        "entropy": [[0.5], [0.5, 0.5]],
         "loss_mask": [[True], [True]],
     }
     error = refused(ingested, write(tmp_path / "log.parquet", lists))
@@ -141,7 +145,9 @@ def test_lines_are_counted_past_line_breaks_and_blank_lines(tmp_path: Path, inge
     error = refused(ingested, path)
     assert (error.line, error.key, error.found) == (5, "logp_infer", "'oops'")
     path = tmp_path / "log.jsonl"
-    path.write_text('{"seq_id": 1, "logp_infer": -1, "loss_mask": 1}\n\n{"seq_id": 1, "logp_infer": -1, "loss_mask": 7}\n')
+    path.write_text(
+        '{"seq_id": 1, "logp_infer": -1, "loss_mask": 1}\n\n{"seq_id": 1, "logp_infer": -1, "loss_mask": 7}\n'
+    )
     error = refused(ingested, path)
     assert (error.line, error.key, error.found) == (3, "loss_mask", "'7'")
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from estr_diag.errors import InputError, RefusedError
-from estr_diag.ingest.adapter import ReadOptions
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.pipeline import ingest
+from estr_diag.ingestion.adapter import ReadOptions
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.pipeline import ingest
 from estr_diag.store.database import Store
 from tests.ingest_values import TOLERANCE, measured, token_columns
 
@@ -89,13 +89,13 @@ def test_every_value_against_json(ingested: Ingest) -> None:
 
 def test_the_guess_is_noted() -> None:
     with Store.memory() as store:
-        report = ingest(store, discover([ROLLOUTS], guess_mask=True), GUESS).sources[0]
+        report = ingest(store, discover([ROLLOUTS], options=ReadOptions(guess_mask=True)), GUESS).sources[0]
     assert any("guess" in note and "--guess-mask" in note for note in report.notes)
     assert ("logp_infer: null, NaN or infinite", 1) in report.counts
 
 
 def test_metadata_is_no_log() -> None:
-    found = discover([ROLLOUTS.parent], guess_mask=True)
+    found = discover([ROLLOUTS.parent], options=ReadOptions(guess_mask=True))
     assert [unit.path.name for unit in found.units] == [ROLLOUTS.name]
     assert [path.name for path in found.ignored] == ["grpo_demo_metadata.jsonl"]
 

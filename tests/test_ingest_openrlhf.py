@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from estr_diag.errors import InputError
-from estr_diag.ingest.discovery import discover
+from estr_diag.ingestion.discovery import discover
 from estr_diag.store.database import Store
 from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from estr_diag.errors import InputError, UnrecognisedError
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.pipeline import ingest
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.pipeline import ingest
 from estr_diag.store.database import Store
 from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from estr_diag.errors import InputError, RefusedError
-from estr_diag.ingest.align import Ragged
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.head import FileHead
-from estr_diag.ingest.slime import SlimeAdapter
-from estr_diag.ingest.slime_samples import versions
+from estr_diag.ingestion.align import Ragged
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.head import FileHead
+from estr_diag.ingestion.trainers.slime import SlimeAdapter
+from estr_diag.ingestion.trainers.slime_samples import versions
 from estr_diag.store.database import Store
 from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
 
@@ -398,9 +398,7 @@ class Malicious:
         return os.system, (f"touch {self.mark}",)
 
 
-def test_nothing_of_a_malicious_file_is_run(
-    train: Write, rollout: Write, tmp_path: Path, ingested: Ingest
-) -> None:
+def test_nothing_of_a_malicious_file_is_run(train: Write, rollout: Write, tmp_path: Path, ingested: Ingest) -> None:
     mark = tmp_path / "mark"
     for path in (train(train_sample(evil=Malicious(mark))), rollout(rollout_sample(evil=Malicious(mark)))):
         with pytest.raises(InputError, match=r"not on the allow-list.*system"):
@@ -445,9 +443,7 @@ def test_no_other_trainers_file_is_claimed() -> None:
     assert [p for p in files if SlimeAdapter().probe(FileHead(p))] == []
 
 
-def test_plan_joins_nothing_when_two_rollout_dumps_have_the_id(
-    train: Write, rollout: Write
-) -> None:
+def test_plan_joins_nothing_when_two_rollout_dumps_have_the_id(train: Write, rollout: Write) -> None:
     rollouts = [rollout(rollout_sample(), name=f"{run}/8.pt") for run in "ab"]
     units = discover([train(train_sample(), name="t.pt"), *rollouts]).units
     assert [unit.companions for unit in units] == [(), (), ()]

@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 
 from estr_diag.errors import RefusedError
-from estr_diag.ingest.adapter import Probe, ReadOptions, Unit
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.head import FileHead
-from estr_diag.ingest.registry import adapter, adapters
+from estr_diag.ingestion.adapter import Probe, ReadOptions, Unit
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.head import FileHead
+from estr_diag.ingestion.registry import adapter, adapters
 
 DUMPS = {
     "roll": ("roll/rollout_dump_data.step_12.jsonl", 12, ("rollout_dump_dir", "infer_logprobs", "old_log_probs")),
-    "ms-swift": ("ms-swift/completions.jsonl", 10, ("log_completions", "rollout_per_token_logps", "old_per_token_logps")),
+    "ms-swift": (
+        "ms-swift/completions.jsonl",
+        10,
+        ("log_completions", "rollout_per_token_logps", "old_per_token_logps"),
+    ),
     "tinker-cookbook": (
-        "tinker-cookbook/iteration_000012/train_rollout_summaries.jsonl", 12,
+        "tinker-cookbook/iteration_000012/train_rollout_summaries.jsonl",
+        12,
         ("rollout_json_export", "loss_fn_inputs", "loss_fn_outputs"),
     ),
 }
@@ -41,7 +46,7 @@ def test_a_dump_is_recognised_and_refused_with_the_way_out(data: Path, name: str
         assert word in probe.refusal
     for given in (data / file, data / name):
         with pytest.raises(RefusedError) as caught:
-            discover([given], guess_mask=True)
+            discover([given], options=ReadOptions(guess_mask=True))
         assert probe.refusal in str(caught.value)
         assert str(data / file) in str(caught.value)
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from estr_diag.errors import InputError, RefusedError
-from estr_diag.ingest.discovery import discover
-from estr_diag.ingest.head import FileHead
-from estr_diag.ingest.verl import VerlAdapter
+from estr_diag.ingestion.discovery import discover
+from estr_diag.ingestion.head import FileHead
+from estr_diag.ingestion.trainers.verl import VerlAdapter
 from estr_diag.store.database import Store
 from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
 
@@ -110,7 +110,6 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setitem(sys.modules, name, ModuleType(name))
         monkeypatch.setattr(thing, "__module__", home)
         setattr(sys.modules[home], thing.__name__, thing)
-
 
 
 @pytest.fixture

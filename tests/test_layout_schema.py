@@ -9,14 +9,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from estr_diag.ingest.adapter import Field, Layout
-from estr_diag.ingest.head import FileHead
-from estr_diag.ingest.layout_schema import trainer_json_schema
-from estr_diag.ingest.registry import adapter, adapters
+from estr_diag.ingestion.adapter import Field, Layout
+from estr_diag.ingestion.head import FileHead
+from estr_diag.ingestion.layout_schema import trainer_json_schema
+from estr_diag.ingestion.registry import adapter, adapters
 from tests.conftest import DATA
 from tests.generic_logs import a_log, as_lists, write
 
 Validator = jsonschema.Draft202012Validator
+
 
 def claimed_json_lines() -> dict[str, tuple[str, str]]:
     """Return every sample of JSON lines that an adapter recognises: file -> adapter and layout."""

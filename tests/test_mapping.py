@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from estr_diag.errors import InputError, UsageError
-from estr_diag.ingest.mapping import KNOWN_COLUMNS, NATS_PER, Mapping, load_mapping, mapping_json_schema
+from estr_diag.ingestion.mapping import KNOWN_COLUMNS, NATS_PER, Mapping, load_mapping, mapping_json_schema
 
 FULL = """
 pos_base = 1

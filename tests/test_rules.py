@@ -23,6 +23,7 @@ from estr_diag.store.database import Store
 from estr_diag.store.engine import run
 from tests import oracles
 from tests.logs import make_log, store_of
+from tests.oracles import Arrays
 from tests.test_consistency import oracle_arrays
 
 
@@ -60,14 +61,20 @@ FRAMEWORK_MASKS = [
 
 @pytest.mark.parametrize(("rule", "mask"), FRAMEWORK_MASKS, ids=[f"{r.label}={m}" for r, m in FRAMEWORK_MASKS])
 def test_keeps_exactly_what_the_frameworks_code_keeps(framework_log: Store, data: Path, rule: Rule, mask: str) -> None:
-    masks = pq.read_table(data / "oracle" / "synthetic.masks.float64.parquet").sort_by([("seq_id", "ascending"), ("pos", "ascending")])
+    masks = pq.read_table(data / "oracle" / "synthetic.masks.float64.parquet").sort_by(
+        [("seq_id", "ascending"), ("pos", "ascending")]
+    )
     expected = [keep for keep in masks[f"keep/{mask}"].to_pylist() if keep is not None]
     found = decisions(framework_log, rule, "given")
     counted = framework_log.rows("select count(*) as n from tokens where loss_mask")[0]["n"]
     assert counted == 1521
     if len(expected) != counted:
-        log = pq.read_table(data / "oracle" / "synthetic.parquet").sort_by([("seq_id", "ascending"), ("pos", "ascending")])
-        expected = [k for k, m in zip(masks[f"keep/{mask}"].to_pylist(), log["loss_mask"].to_pylist(), strict=True) if m]
+        log = pq.read_table(data / "oracle" / "synthetic.parquet").sort_by(
+            [("seq_id", "ascending"), ("pos", "ascending")]
+        )
+        expected = [
+            k for k, m in zip(masks[f"keep/{mask}"].to_pylist(), log["loss_mask"].to_pylist(), strict=True) if m
+        ]
     assert found == expected
     assert 0 < sum(map(bool, found)) < counted, "the case must tell keep from drop"
 
@@ -85,7 +92,7 @@ def test_decisions_equal_numpy(seed: int, scale: float) -> None:
 
 
 def test_boundaries_are_inside() -> None:
-    log = {
+    log: Arrays = {
         "seq_id": np.zeros(3, dtype=np.int64),
         "logp_infer": np.array([-2.0, -2.0, -2.0], dtype=np.float32),
         "logp_train": np.array([-1.0, -0.5, -2.0], dtype=np.float32),
@@ -125,7 +132,9 @@ def test_replay_equals_numpy(by: str) -> None:
         "overall": np.zeros(len(tokens["delta"])),
         "step": tokens["step"],
         "lag": tokens["trainer_version"] - tokens["policy_version"],
-        "entropy_bin": np.where(tokens["entropy"] <= 0, 0, np.clip(np.searchsorted(edges, tokens["entropy"], "right"), 1, len(edges) - 1)),
+        "entropy_bin": np.where(
+            tokens["entropy"] <= 0, 0, np.clip(np.searchsorted(edges, tokens["entropy"], "right"), 1, len(edges) - 1)
+        ),
     }[by]
     assert len(rows) == len(DEFAULT_RULES) * len(np.unique(group))
     some_masked = 0

@@ -24,9 +24,13 @@ class ShiftedColumn:
 
     def run(self, store: Store, present: frozenset[str]) -> Finding:
         """Correlate the columns at shifts -2..2 on up to 256 sequences, chosen by hash."""
-        action = "shift the column by the value found (mapping.toml [shift], or the hook that wrote it) and ingest again"
+        action = (
+            "shift the column by the value found (mapping.toml [shift], or the hook that wrote it) and ingest again"
+        )
         if not {"logp_infer", "logp_train"} <= present:
-            return Finding(self.id, "cannot_tell", "fatal", "logp_train", "one of the two engines' columns is missing", action)
+            return Finding(
+                self.id, "cannot_tell", "fatal", "logp_train", "one of the two engines' columns is missing", action
+            )
         shifted = ", ".join(
             f"{'lead' if s > 0 else 'lag'}(logp_train, {abs(s)}) over w as t{i}" for i, s in enumerate(_SHIFTS)
         )
@@ -49,10 +53,18 @@ class ShiftedColumn:
         best, value = max(others.items(), key=lambda item: item[1] if item[1] is not None else -2.0)
         if row["n"] < _ENOUGH_TOKENS or here is None or value is None:
             return Finding(
-                self.id, "cannot_tell", "fatal", "logp_train", f"{row['n']} tokens; a shift needs {_ENOUGH_TOKENS}", "log more tokens"
+                self.id,
+                "cannot_tell",
+                "fatal",
+                "logp_train",
+                f"{row['n']} tokens; a shift needs {_ENOUGH_TOKENS}",
+                "log more tokens",
             )
         found = value > _ALIGNED and value > here + (1 - here) / 2
-        evidence: list[dict[str, Any]] = [{"shift": 0, "correlation": here}, *({"shift": s, "correlation": r} for s, r in others.items())]
+        evidence: list[dict[str, Any]] = [
+            {"shift": 0, "correlation": here},
+            *({"shift": s, "correlation": r} for s, r in others.items()),
+        ]
         if not found:
             return Finding(
                 self.id, "clear", "fatal", "logp_train", f"correlation {here:.3f} in place, {value:.3f} at the best shift", "",

@@ -31,7 +31,9 @@ class CopiedColumn:
         )
         action = "switch the copy off for one step and dump again; nothing about the gap can be read from this log"
         if not {"logp_infer", "logp_train"} <= present:
-            return Finding(self.id, "cannot_tell", "fatal", "logp_train", "one of the two engines' columns is missing", action)
+            return Finding(
+                self.id, "cannot_tell", "fatal", "logp_train", "one of the two engines' columns is missing", action
+            )
         by_step = store.rows(
             f"""
             select step, count(*) as n, count(*) filter (logp_train = logp_infer) as equal
@@ -41,7 +43,9 @@ class CopiedColumn:
         )
         n, equal = sum(r["n"] for r in by_step), sum(r["equal"] for r in by_step)
         if n < _ENOUGH_TOKENS:
-            return Finding(self.id, "cannot_tell", "fatal", "logp_train", f"only {n} uncertain tokens", "log more tokens")
+            return Finding(
+                self.id, "cannot_tell", "fatal", "logp_train", f"only {n} uncertain tokens", "log more tokens"
+            )
         steps = [r for r in by_step if r["n"] >= _ENOUGH_TOKENS and r["equal"] >= _COPY_SHARE * r["n"]]
         whole = equal >= _COPY_SHARE * n
         found = whole or bool(steps)
@@ -103,10 +107,21 @@ class ImpossibleVersions:
             return Finding(self.id, "cannot_tell", "error", "policy_version", "no versions in this log", action)
         bad = known["falling"] + known["newer"]
         if not bad:
-            return Finding(self.id, "clear", "error", "policy_version", "no negative lag, no falling version", "", size=0.0, control=0.0)
+            return Finding(
+                self.id,
+                "clear",
+                "error",
+                "policy_version",
+                "no negative lag, no falling version",
+                "",
+                size=0.0,
+                control=0.0,
+            )
         parts = []
         if known["newer"]:
-            parts.append(f"{known['newer']} sequence(s) carry a version newer than the trainer's, by up to {known['most']}")
+            parts.append(
+                f"{known['newer']} sequence(s) carry a version newer than the trainer's, by up to {known['most']}"
+            )
         if known["falling"]:
             parts.append(f"{known['falling']} sequence(s) end on an older version than they began with")
         return Finding(

@@ -20,7 +20,7 @@ from estr_diag.cli import output
 from estr_diag.errors import EstrDiagError, ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from estr_diag.ingest.adapter import ReadOptions
+    from estr_diag.ingestion.adapter import ReadOptions
     from estr_diag.log import Log
     from estr_diag.rules import Rule
 
@@ -61,13 +61,21 @@ def command(function: F) -> F:
 
 
 LogArgument = Annotated[
-    list[Path], typer.Argument(metavar="LOG...", help="A store (*.duckdb), a trainer's file, or its run folder.", show_default=False)
+    list[Path],
+    typer.Argument(
+        metavar="LOG...", help="A store (*.duckdb), a trainer's file, or its run folder.", show_default=False
+    ),
 ]
 FormatOption = Annotated[str, typer.Option("--format", help="Adapter name, or auto to recognise by content.")]
 MapOption = Annotated[
-    Path | None, typer.Option("--map", help="mapping.toml: names, units, shift and mask of any table's columns.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--map", help="mapping.toml: names, units, shift and mask of any table's columns.", show_default=False
+    ),
 ]
-StepOption = Annotated[int | None, typer.Option("--step", help="Trainer step, where the files do not say.", show_default=False)]
+StepOption = Annotated[
+    int | None, typer.Option("--step", help="Trainer step, where the files do not say.", show_default=False)
+]
 GuessOption = Annotated[bool, typer.Option("--guess-mask", help="Accept a layout without a loss mask, with a guess.")]
 SampledOption = Annotated[
     bool, typer.Option("--all-sampled", help="A table without a loss mask: the model sampled every token of it.")
@@ -77,8 +85,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON to stdout."
 RulesOption = Annotated[
     str | None, typer.Option("--rules", help="Mask rules, as in estr:tau=4,icepop:low=0.5:high=2.", show_default=False)
 ]
-BinsOption = Annotated[int | None, typer.Option("--bins", min=1, help="Number of entropy bins.", show_default="24, fewer for a small log")]
-OutOption = Annotated[Path | None, typer.Option("-o", "--output", help="Write the report to a .md or .json file.", show_default=False)]
+BinsOption = Annotated[
+    int | None, typer.Option("--bins", min=1, help="Number of entropy bins.", show_default="24, fewer for a small log")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Write the report to a .md or .json file.", show_default=False)
+]
 FailOption = Annotated[
     list[str] | None,
     typer.Option("--fail-on", help="Exit 1 when true, as in 'kl_k3>0.01'; may be repeated.", show_default=False),
@@ -137,10 +149,16 @@ def demo(json: JsonOption = False, out: OutOption = None, rules: RulesOption = N
 
 @command
 def ingest(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Trainer's files and folders.", show_default=False)],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Trainer's files and folders.", show_default=False)
+    ],
     out: Annotated[Path | None, typer.Option("-o", "--output", help="The store to write.", show_default=False)] = None,
-    append: Annotated[bool, typer.Option("--append", help="Add to an existing store; known files are left out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is recognised and where each column comes from.")] = False,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add to an existing store; known files are left out.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what is recognised and where each column comes from.")
+    ] = False,
     json: JsonOption = False,
     format: FormatOption = "auto",  # noqa: A002
     map: MapOption = None,  # noqa: A002
@@ -166,7 +184,13 @@ def ingest(
     with (
         output.progress("reading") as progress,
         run_ingest(
-            paths, into=out, format=format, options=options, append=append, skip_unreadable=skip_unreadable, progress=progress
+            paths,
+            into=out,
+            format=format,
+            options=options,
+            append=append,
+            skip_unreadable=skip_unreadable,
+            progress=progress,
         ) as opened,
     ):
         summary = opened.ingested
@@ -185,7 +209,9 @@ def formats(json: JsonOption = False) -> None:
 @command
 def schema(
     name: Annotated[str | None, typer.Argument(help="Which schema; none lists them.", show_default=False)] = None,
-    write: Annotated[Path | None, typer.Option("--write", help="Write all schemas into a folder.", show_default=False)] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write all schemas into a folder.", show_default=False)
+    ] = None,
 ) -> None:
     """Print a JSON Schema: the canonical log, the report, or a trainer's layout."""
     from estr_diag.cli import schemas
@@ -200,7 +226,11 @@ def schema(
 
 
 @command
-def sql(log: Annotated[Path, typer.Argument(help="A store or log.", show_default=False)], query: str, json: JsonOption = False) -> None:
+def sql(
+    log: Annotated[Path, typer.Argument(help="A store or log.", show_default=False)],
+    query: str,
+    json: JsonOption = False,
+) -> None:
     """Run a read-only query over the tables tokens, sequences, runs and sources."""
     from estr_diag.cli import listings
     from estr_diag.log import open_log
@@ -229,7 +259,9 @@ def export(
     output.note(f"wrote {rows:,} tokens to {out}")
 
 
-def _print_report(log: Log, rules: tuple[Rule, ...] | None, bins: int | None, out: Path | None, json: bool, gates: list[Any]) -> None:
+def _print_report(
+    log: Log, rules: tuple[Rule, ...] | None, bins: int | None, out: Path | None, json: bool, gates: list[Any]
+) -> None:
     made = log.report(rules, n_bins=bins)
     if out is not None:
         output.note(f"wrote {made.save(out)}")
@@ -265,11 +297,11 @@ def _gates(texts: list[str] | None) -> list[Any]:
 
 
 def _options(mapping: Path | None, step: int | None, guess_mask: bool, all_sampled: bool) -> ReadOptions:
-    from estr_diag.ingest.adapter import ReadOptions
+    from estr_diag.ingestion.adapter import ReadOptions
 
     loaded = None
     if mapping is not None:
-        from estr_diag.ingest.mapping import load_mapping
+        from estr_diag.ingestion.mapping import load_mapping
 
         loaded = load_mapping(mapping)
     return ReadOptions(mapping=loaded, guess_mask=guess_mask, all_sampled=all_sampled, step=step)

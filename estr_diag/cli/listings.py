@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from estr_diag.ingest.discovery import Discovery
-from estr_diag.ingest.pipeline import IngestSummary
-from estr_diag.ingest.registry import adapters
+from estr_diag.ingestion.discovery import Discovery
+from estr_diag.ingestion.pipeline import IngestSummary
+from estr_diag.ingestion.registry import adapters
 from estr_diag.result import Result
 from estr_diag.schema import SEQUENCES, TOKENS
 
@@ -24,7 +24,9 @@ def discovery(found: Discovery) -> RenderableType:
     for unit in found.units:
         probe = unit.probe
         step = "" if probe.step is None else f", step {probe.step}"
-        parts.append(Text.assemble((str(unit.path), "bold"), f"\n  {probe.adapter}, layout {probe.layout}{step}: {probe.why}"))
+        parts.append(
+            Text.assemble((str(unit.path), "bold"), f"\n  {probe.adapter}, layout {probe.layout}{step}: {probe.why}")
+        )
         for companion in unit.companions:
             parts.append(Text(f"  joined with {companion}"))
         parts.append(Padding(_columns(dict(probe.columns)), (0, 0, 0, 2)))
@@ -91,7 +93,10 @@ def formats() -> RenderableType:
         table.add_column(header, overflow="fold")
     for name, adapter in adapters().items():
         for i, layout in enumerate(adapter.layouts):
-            gives = ", ".join(c for c in layout.columns() if c in TOKENS or c in SEQUENCES) or "no token data: refused, with the reason"
+            gives = (
+                ", ".join(c for c in layout.columns() if c in TOKENS or c in SEQUENCES)
+                or "no token data: refused, with the reason"
+            )
             table.add_row(name if i == 0 else "", layout.name, layout.describes, gives)
     return table
 
@@ -114,7 +119,9 @@ def table(result: Result) -> RenderableType:
     for name in result.table.column_names:
         drawn.add_column(Text(name), overflow="fold")
     for row in result.rows():
-        drawn.add_row(*(Text("–" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v)) for v in row.values()))
+        drawn.add_row(
+            *(Text("–" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v)) for v in row.values())
+        )
     return drawn
 
 

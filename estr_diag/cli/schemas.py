@@ -27,20 +27,20 @@ def _report() -> dict[str, Any]:
 
 
 def _mapping() -> dict[str, Any]:
-    from estr_diag.ingest.mapping import mapping_json_schema
+    from estr_diag.ingestion.mapping import mapping_json_schema
 
     return mapping_json_schema()
 
 
 def _trainer(name: str) -> dict[str, Any]:
-    from estr_diag.ingest.layout_schema import trainer_json_schema
-    from estr_diag.ingest.registry import adapter
+    from estr_diag.ingestion.layout_schema import trainer_json_schema
+    from estr_diag.ingestion.registry import adapter
 
     return trainer_json_schema(adapter(name))
 
 
 def _generators() -> dict[str, Callable[[], dict[str, Any]]]:
-    from estr_diag.ingest.registry import GENERIC, adapters
+    from estr_diag.ingestion.registry import GENERIC, adapters
 
     trainers = {f"trainers/{name}": partial(_trainer, name) for name in adapters() if name != GENERIC}
     return {"token_log.v1": _token_log, "report.v1": _report, "mapping.v1": _mapping, **trainers}

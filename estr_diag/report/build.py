@@ -9,7 +9,7 @@ from typing import Any
 
 from estr_diag import __version__
 from estr_diag.checks import run_checks
-from estr_diag.ingest.registry import adapters
+from estr_diag.ingestion.registry import adapters
 from estr_diag.report.document import Document
 from estr_diag.report.verdict import verdict
 from estr_diag.result import Result, json_number
@@ -125,11 +125,15 @@ def _log(store: Store, source: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "trainer": run_facts.get("trainer"),
         "adapter": run_facts.get("adapter"),
         "run": {k: v for k, v in run_facts.items() if k not in ("run", "trainer", "adapter")},
-        **{k: facts[k] for k in ("n_tokens", "n_counted", "n_sequences", "steps", "versions", "lags", "columns", "skipped")},
+        **{
+            k: facts[k]
+            for k in ("n_tokens", "n_counted", "n_sequences", "steps", "versions", "lags", "columns", "skipped")
+        },
         "repaired": dict(repaired),
         "files_left_out": [
             {"path": r["path"], "status": r["status"], "reason": "; ".join(json.loads(r["notes"] or "[]"))}
-            for r in sources if r["status"] in ("refused", "copy")
+            for r in sources
+            if r["status"] in ("refused", "copy")
         ],
         "notes": [note if len(paths) == 1 else f"{note} ({len(paths)} files)" for note, paths in notes.items()]
         + _lag_note(facts),
@@ -192,11 +196,11 @@ def _entropy_bins(bins: Result | None, by_lag: Result | None) -> list[dict[str, 
 def _rules(rules: Sequence[Rule], results: Mapping[str, Result], bin_order: Sequence[int]) -> list[dict[str, Any]]:
     if "rules" not in results:
         return []
-    groups = {
-        by: _by_rule(results.get(f"rules_by_{by}"), by) for by in ("entropy_bin", "lag", "step")
-    }
+    groups = {by: _by_rule(results.get(f"rules_by_{by}"), by) for by in ("entropy_bin", "lag", "step")}
     for rows in groups["entropy_bin"].values():
-        rows[:] = [{**row, "bin": bin_order.index(row["entropy_bin"])} for row in rows if row["entropy_bin"] in bin_order]
+        rows[:] = [
+            {**row, "bin": bin_order.index(row["entropy_bin"])} for row in rows if row["entropy_bin"] in bin_order
+        ]
     out = []
     for rule, row in zip(rules, results["rules"].rows(), strict=True):
         out.append(
@@ -204,7 +208,10 @@ def _rules(rules: Sequence[Rule], results: Mapping[str, Result], bin_order: Sequ
                 "name": rule.name,
                 "params": {k: float(v) for k, v in rule.parameters.items()},
                 "keep": rule.keep,
-                **{k: row[k] for k in ("n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share", "masked_share")},
+                **{
+                    k: row[k]
+                    for k in ("n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share", "masked_share")
+                },
                 "kept": {
                     "mean_sq_delta": row["kept_mean_sq_delta"],
                     "kl_k3": row["kept_kl_k3"],
@@ -231,7 +238,11 @@ def _not_computed(store: Store, rules: Sequence[Rule], present: frozenset[str]) 
 
     def entry(what: str, lacking: frozenset[str]) -> dict[str, str]:
         how = [hints[c] for c in sorted(lacking) if c in hints] or [how_to_get(lacking)]
-        return {"what": what, "why": f"this log has no {', '.join(sorted(lacking))}", "how_to_get_it": "; ".join(dict.fromkeys(how))}
+        return {
+            "what": what,
+            "why": f"this log has no {', '.join(sorted(lacking))}",
+            "how_to_get_it": "; ".join(dict.fromkeys(how)),
+        }
 
     out = [entry(what, needs - present) for what, needs in _WHAT if needs - present]
     for rule in rules:

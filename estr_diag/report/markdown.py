@@ -49,7 +49,10 @@ def _lines(d: Document) -> Iterator[str]:
         values = d.consistency.overall
         yield from _table(
             ("metric", "value ± se", "unit", "yardstick"),
-            [(f"`{n}`", with_error(values[n].model_dump()), BY_NAME[n].unit, " — ".join(YARDSTICKS.get(n, ()))) for n in shown],
+            [
+                (f"`{n}`", with_error(values[n].model_dump()), BY_NAME[n].unit, " — ".join(YARDSTICKS.get(n, ())))
+                for n in shown
+            ],
         )
     for title, key, groups in (
         ("By step", "step", [(g.step, g) for g in d.consistency.by_step] if len(d.consistency.by_step) > 1 else []),
@@ -62,7 +65,12 @@ def _lines(d: Document) -> Iterator[str]:
             yield from _table(
                 (key, "tokens", "sequences", *(f"`{n}`" for n in names)),
                 [
-                    (str(k), f"{g.n_tokens:,}", f"{g.n_sequences:,}", *(with_error(g.metrics[n].model_dump()) for n in names))
+                    (
+                        str(k),
+                        f"{g.n_tokens:,}",
+                        f"{g.n_sequences:,}",
+                        *(with_error(g.metrics[n].model_dump()) for n in names),
+                    )
                     for k, g in groups
                 ],
             )
@@ -97,7 +105,9 @@ def _lines(d: Document) -> Iterator[str]:
     if d.not_computed:
         yield "## Not computed"
         yield ""
-        yield from (f"- {_escape(n.what)}: {_escape(n.why)}. To get it: {_escape(n.how_to_get_it)}" for n in d.not_computed)
+        yield from (
+            f"- {_escape(n.what)}: {_escape(n.why)}. To get it: {_escape(n.how_to_get_it)}" for n in d.not_computed
+        )
         yield ""
     if d.log.notes or d.log.files_left_out:
         yield "## Notes"

@@ -28,7 +28,9 @@ def render(document: Document, width: int) -> RenderableType:
 
 
 def _parts(d: Document, width: int) -> Iterator[RenderableType]:
-    yield Text.assemble(("estr-diag ", "bold"), d.estr_diag, "  ", (d.log.trainer or "unknown trainer", "bold cyan"), "  ", d.log.source)
+    yield Text.assemble(
+        ("estr-diag ", "bold"), d.estr_diag, "  ", (d.log.trainer or "unknown trainer", "bold cyan"), "  ", d.log.source
+    )
     yield from _facts(d)
     yield Padding(Text(d.verdict, style="bold" if d.stamped else ""), (1, 0))
     yield from _checks(d)
@@ -43,7 +45,9 @@ def _parts(d: Document, width: int) -> Iterator[RenderableType]:
         yield _title("By lag" + stamp, "trainer version minus the version that generated the token")
         yield _grouped("lag", [("?" if g.lag is None else str(g.lag), g) for g in d.consistency.by_lag])
     if d.entropy_bins:
-        whose = {"train": "training engine's", "infer": "inference engine's"}.get(str(d.log.run.get("entropy_of")), "logged")
+        whose = {"train": "training engine's", "infer": "inference engine's"}.get(
+            str(d.log.run.get("entropy_of")), "logged"
+        )
         yield _title("Ratio scale against entropy" + stamp, f"H is the {whose} entropy, nat")
         yield _bins(d.entropy_bins, width)
     if d.rules:
@@ -53,7 +57,10 @@ def _parts(d: Document, width: int) -> Iterator[RenderableType]:
         yield _title("Not computed")
         for item in d.not_computed:
             yield Padding(
-                Text.assemble((f"{item.what}: ", "yellow"), f"{item.why}. ", ("To get it: ", "dim"), item.how_to_get_it), (0, 0, 0, 2)
+                Text.assemble(
+                    (f"{item.what}: ", "yellow"), f"{item.why}. ", ("To get it: ", "dim"), item.how_to_get_it
+                ),
+                (0, 0, 0, 2),
             )
     if d.log.notes or d.log.files_left_out:
         yield _title("Notes")
@@ -162,7 +169,14 @@ def _bar(value: float | None, top: float) -> str:
 
 
 def _rules(rules: Sequence[RuleResult], width: int) -> RenderableType:
-    headers = [("rule", "left"), ("kept", "right"), ("masked", "right"), ("E[δ²] kept", "right"), ("Σδ² kept", "right"), ("Σ|A| kept", "right")]
+    headers = [
+        ("rule", "left"),
+        ("kept", "right"),
+        ("masked", "right"),
+        ("E[δ²] kept", "right"),
+        ("Σδ² kept", "right"),
+        ("Σ|A| kept", "right"),
+    ]
     undecided = any(r.undecided_tokens for r in rules)
     table = _plain_table(*headers, *([("undecided", "right")] if undecided else []))
     for r in rules:

@@ -19,7 +19,15 @@ def verdict(document: Mapping[str, Any]) -> str:
         parts.append("The log holds one engine's log-probs only, so their gap cannot be computed; see 'not computed'.")
         return " ".join(parts)
     parts.append(_gap(overall))
-    parts += [text for text in (_scale(document["entropy_bins"]), _lag(document["consistency"]["by_lag"]), _rules(document["rules"])) if text]
+    parts += [
+        text
+        for text in (
+            _scale(document["entropy_bins"]),
+            _lag(document["consistency"]["by_lag"]),
+            _rules(document["rules"]),
+        )
+        if text
+    ]
     return " ".join(parts)
 
 

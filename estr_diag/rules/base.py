@@ -46,7 +46,9 @@ class Rule:
         """Return the rule with some parameters set."""
         for name, value in given.items():
             if name not in self.parameters:
-                raise UsageError(f"rule '{self.name}' has no parameter '{name}'; {nearest(name, self.parameters) if self.parameters else 'it has none'}")
+                raise UsageError(
+                    f"rule '{self.name}' has no parameter '{name}'; {nearest(name, self.parameters) if self.parameters else 'it has none'}"
+                )
             if not math.isfinite(float(value)):
                 raise UsageError(f"rule '{self.name}': {name} is {value}; expected a finite number")
         return replace(self, parameters={**self.parameters, **given})

@@ -21,7 +21,10 @@ COLUMNS: dict[str, frozenset[str]] = {
     "p_infer": DERIVED["p_infer"][0],
     "p_train": DERIVED["p_train"][0],
     "lag": DERIVED["lag"][0],
-    **{name: frozenset({name}) for name in ("logp_infer", "logp_train", "logp_update", "entropy", "collision", "advantage")},
+    **{
+        name: frozenset({name})
+        for name in ("logp_infer", "logp_train", "logp_update", "entropy", "collision", "advantage")
+    },
     "trainer_keep": frozenset({"trainer_keep"}),
 }
 """Columns a rule may name -> log columns that it then needs."""
@@ -85,10 +88,14 @@ def _expand(tree: exp.Expression, text: str) -> exp.Expression:
             return tree
         arguments, body = MACROS[call.name.lower()]
         if len(call.expressions) != len(arguments):
-            raise UsageError(f"rule {text!r}: {call.name} takes {len(arguments)} arguments, found {len(call.expressions)}")
+            raise UsageError(
+                f"rule {text!r}: {call.name} takes {len(arguments)} arguments, found {len(call.expressions)}"
+            )
         given = {name: exp.Paren(this=value.copy()) for name, value in zip(arguments, call.expressions, strict=True)}
         written = sqlglot.parse_one(body, read="duckdb").transform(
-            lambda node, given=given: given[node.name].copy() if isinstance(node, exp.Column) and node.name in given else node
+            lambda node, given=given: (
+                given[node.name].copy() if isinstance(node, exp.Column) and node.name in given else node
+            )
         )
         replacement = exp.Paren(this=written)
         if call is tree:
@@ -102,9 +109,13 @@ def _check(tree: exp.Expression, text: str, parameters: Mapping[str, float]) -> 
     for node in tree.walk():
         if isinstance(node, exp.Anonymous):
             known = {*MACROS, "abs", "exp", "ln", "sqrt", "sign"}
-            raise UsageError(f"rule {text!r}: function '{node.name}' is not allowed; {nearest(node.name.lower(), known)}")
+            raise UsageError(
+                f"rule {text!r}: function '{node.name}' is not allowed; {nearest(node.name.lower(), known)}"
+            )
         if not isinstance(node, _ALLOWED_NODES):
-            raise UsageError(f"rule {text!r}: {type(node).__name__} ({node.sql(dialect='duckdb')[:60]}) is not allowed in a rule")
+            raise UsageError(
+                f"rule {text!r}: {type(node).__name__} ({node.sql(dialect='duckdb')[:60]}) is not allowed in a rule"
+            )
         if isinstance(node, exp.Column):
             if node.table:
                 raise UsageError(f"rule {text!r}: '{node.sql()}' names another table; a rule reads the token log only")

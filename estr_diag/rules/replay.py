@@ -123,7 +123,14 @@ order by {order}"""
             )
         keys = [(k, pa.int32()) for k in self._keys]
         counts = [(k, pa.int64()) for k in ("n", "kept_tokens", "masked_tokens", "undecided_tokens")]
-        shares = ("kept_share", "masked_share", "kept_advantage_share", "kept_sq_delta_share", "kept_mean_sq_delta", "kept_kl_k3")
+        shares = (
+            "kept_share",
+            "masked_share",
+            "kept_advantage_share",
+            "kept_sq_delta_share",
+            "kept_mean_sq_delta",
+            "kept_kl_k3",
+        )
         schema = pa.schema([("rule", pa.string()), *keys, *counts, *((k, pa.float64()) for k in shares)])
         parameters = {"rules": [rule.label for rule in self.rules], "by": self.by}
         return Result(self.name, pa.Table.from_pylist(rows, schema=schema), parameters, result.provenance)
@@ -173,8 +180,15 @@ select {KEPT}, {UNDECIDED}, sum(n)::bigint as n from {quote_ident(scans["sums"])
                     }
                 )  # fmt: skip
         counts = [(k, pa.int64()) for k in ("both", "only_a", "only_b", "neither")]
-        schema = pa.schema([("a", pa.string()), ("b", pa.string()), *counts, ("jaccard", pa.float64()), ("kappa", pa.float64())])
-        return Result(self.name, pa.Table.from_pylist(rows, schema=schema), {"rules": [r.label for r in self.rules]}, result.provenance)
+        schema = pa.schema(
+            [("a", pa.string()), ("b", pa.string()), *counts, ("jaccard", pa.float64()), ("kappa", pa.float64())]
+        )
+        return Result(
+            self.name,
+            pa.Table.from_pylist(rows, schema=schema),
+            {"rules": [r.label for r in self.rules]},
+            result.provenance,
+        )
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

@@ -44,7 +44,8 @@ def cluster_means(
     partition = f"partition by {', '.join(keys)}" if keys else ""
     listed = "".join(f"{k}, " for k in keys)
     centred = ",\n        ".join(
-        f"sum({s}) over w / nullif(sum({n}) over w, 0) as {quote_ident('mean_' + name)}" for name, (s, n) in means.items()
+        f"sum({s}) over w / nullif(sum({n}) over w, 0) as {quote_ident('mean_' + name)}"
+        for name, (s, n) in means.items()
     )
     finals = ",\n    ".join(
         f"""any_value({quote_ident("mean_" + name)}) as {quote_ident(name)},

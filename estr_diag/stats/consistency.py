@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -55,7 +55,8 @@ class Consistency:
     def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
         """Roll up to one wide row a group; `finish` makes it long."""
         keys = [] if self.by == "overall" else [self.by]
-        means, extra = {}, {}
+        means: dict[str, tuple[str, str]] = {}
+        extra: dict[str, str] = {}
         for metric in self.metrics(present):
             if metric.mean_of:
                 means[metric.name] = metric.mean_of
@@ -70,15 +71,19 @@ class Consistency:
         """Turn the wide rows into (group, metric, value, se, n)."""
         rows = []
         for row in result.table.to_pylist():
-            group = {} if self.by == "overall" else {self.by: row[self.by]}
+            group: dict[str, Any] = {} if self.by == "overall" else {self.by: row[self.by]}
             counts = {"n_tokens": row["n"], "n_sequences": row["n_sequences"]}
             for name, metric in BY_NAME.items():
                 if name in row:
                     n = row["n_sequences"] if metric.per_sequence else row["n"]
                     value = row[name] if row["n"] else None
-                    rows.append({**group, "metric": name, "value": value, "se": row.get(f"{name}_se"), "n": n, **counts})
+                    rows.append(
+                        {**group, "metric": name, "value": value, "se": row.get(f"{name}_se"), "n": n, **counts}
+                    )
         columns = [("metric", pa.string()), ("value", pa.float64()), ("se", pa.float64()), ("n", pa.int64())]
         columns += [("n_tokens", pa.int64()), ("n_sequences", pa.int64())]
         if self.by != "overall":
             columns = [(self.by, pa.int32()), *columns]
-        return Result(self.name, pa.Table.from_pylist(rows, schema=pa.schema(columns)), result.parameters, result.provenance)
+        return Result(
+            self.name, pa.Table.from_pylist(rows, schema=pa.schema(columns)), result.parameters, result.provenance
+        )

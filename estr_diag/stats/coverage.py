@@ -23,7 +23,8 @@ def coverage(store: Store) -> dict[str, Any]:
     present = frozenset(columns)
     missing = {
         f"{name} missing inside the mask": f"count(*) filter (where loss_mask and {name} is null)"
-        for name in ("logp_infer", "logp_train") if name in present
+        for name in ("logp_infer", "logp_train")
+        if name in present
     }
     reasons = {"outside the loss mask": "count(*) filter (where not loss_mask)", **missing}
     listed = "".join(f', {sql} as "{name}"' for name, sql in reasons.items())

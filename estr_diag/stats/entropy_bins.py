@@ -57,8 +57,14 @@ class EntropyBins:
     def requests(self, present: frozenset[str]) -> tuple[Request, ...]:
         """Ask for sums by sequence, and for a histogram of |delta|."""
         measures = (
-            "n", "sum_abs_delta", "sum_delta2", "sum_entropy", "n_entropy", "sum_scaled2",
-            "n_off_mode", "sum_delta2_off_mode",
+            "n",
+            "sum_abs_delta",
+            "sum_delta2",
+            "sum_entropy",
+            "n_entropy",
+            "sum_scaled2",
+            "n_off_mode",
+            "sum_delta2_off_mode",
         )
         cell = f"case when delta = 0 then {_ZERO_CELL} else {grid_cell('abs(delta)')} end"
         return (

@@ -25,7 +25,9 @@ def export(store: Store, target: Path) -> int:
         A file ending that is not .parquet, .csv or .jsonl, or the file exists.
     """
     if target.suffix not in _FORMATS:
-        raise UsageError(f"{target}: expected a file ending in {', '.join(_FORMATS)}, found {target.suffix or 'none'!r}")
+        raise UsageError(
+            f"{target}: expected a file ending in {', '.join(_FORMATS)}, found {target.suffix or 'none'!r}"
+        )
     if target.exists():
         raise UsageError(f"{target} exists already; choose another name with -o")
     if not target.parent.is_dir():

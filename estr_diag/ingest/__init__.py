@@ -1,1 +1,0 @@
-"""Read trainers' dumps into the canonical log: recognise, align, clean, store."""

@@ -1,0 +1,1 @@
+"""One file (or a few with its name) for each trainer."""
