@@ -154,11 +154,22 @@ class TokenBatch:
 
 
 class Adapter(Protocol):
-    """A trainer's reader. Third parties register theirs in the entry-point group ``estr_diag.adapters``."""
+    """A trainer's reader. Third parties register theirs in the entry-point group ``estr_diag.adapters``.
+
+    Attributes
+    ----------
+    name, title
+        For the command line, and for people.
+    layouts
+        Every file layout it reads or refuses.
+    hints
+        Canonical column -> how a user of this trainer gets it logged; printed where the column is missing.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
     layouts: ClassVar[tuple[Layout, ...]]
+    hints: ClassVar[Mapping[str, str]]
 
     def probe(self, head: FileHead) -> Probe | None:
         """Say whether the file is this trainer's, from its first bytes and keys; None when it is not."""

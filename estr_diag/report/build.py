@@ -28,8 +28,8 @@ _MIN_BINS = 4
 _PAIR = frozenset({"logp_infer", "logp_train"})
 _VERSIONS = frozenset({"policy_version", "trainer_version"})
 _WHAT: tuple[tuple[str, frozenset[str]], ...] = (
-    ("the gap between the engines, and every mask rule", _PAIR),
-    ("ratio scale by entropy, and mask rules that use it", frozenset({"entropy"})),
+    ("the gap between the engines", _PAIR),
+    ("ratio scale against entropy", frozenset({"entropy"})),
     ("statistics by lag", _VERSIONS),
     ("share of the advantage that a rule keeps", frozenset({"advantage"})),
 )
@@ -234,18 +234,21 @@ def _by_rule(result: Result | None, key: str) -> defaultdict[str, list[dict[str,
 
 def _not_computed(store: Store, rules: Sequence[Rule], present: frozenset[str]) -> list[dict[str, str]]:
     runs = store.rows("select adapter from runs")
-    hints = getattr(adapters().get(runs[0]["adapter"]), "hints", {}) if runs else {}
-
-    def entry(what: str, lacking: frozenset[str]) -> dict[str, str]:
+    reader = adapters().get(runs[0]["adapter"]) if runs else None
+    hints = reader.hints if reader else {}
+    wanted = [*_WHAT, *((f"mask rule {rule.name}", rule.needs | _PAIR) for rule in rules)]
+    by_lack: dict[frozenset[str], list[str]] = defaultdict(list)
+    for what, needs in wanted:
+        if lacking := needs - present:
+            by_lack[lacking].append(what)
+    entries = []
+    for lacking, whats in by_lack.items():
         how = [hints[c] for c in sorted(lacking) if c in hints] or [how_to_get(lacking)]
-        return {
-            "what": what,
-            "why": f"this log has no {', '.join(sorted(lacking))}",
-            "how_to_get_it": "; ".join(dict.fromkeys(how)),
-        }
-
-    out = [entry(what, needs - present) for what, needs in _WHAT if needs - present]
-    for rule in rules:
-        if lacking := (rule.needs | _PAIR) - present:
-            out.append(entry(f"rule {rule.label}", lacking))
-    return out
+        entries.append(
+            {
+                "what": ", ".join(whats),
+                "why": f"this log has no {', '.join(sorted(lacking))}",
+                "how_to_get_it": "; ".join(dict.fromkeys(how)),
+            }
+        )
+    return entries

@@ -77,6 +77,7 @@ class GenericAdapter:
     name: ClassVar[str] = "generic"
     title: ClassVar[str] = "any table of tokens"
     layouts: ClassVar[tuple[Layout, ...]] = (ROWS, LISTS)
+    hints: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, mapping: ColumnMapping | None = None) -> None:
         self.mapping = mapping or ColumnMapping()

@@ -9,7 +9,7 @@ the stage, so it is told from the mask: versions mark the sampled tokens at thei
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,6 +67,11 @@ class ARealAdapter:
     name: ClassVar[str] = "areal"
     title: ClassVar[str] = "AReaL"
     layouts: ClassVar[tuple[Layout, ...]] = (TRAJECTORY, TEXT)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": "save the trajectories after prox_logp is attached, with use_decoupled_loss on",
+        "entropy": "AReaL keeps no entropy by token; add it to the trajectory dict where prox_logp is attached",
+        "policy_version": "keep the versions tensor in the saved trajectory",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise tensors by their keys, versions among them; the text dump by its keys."""

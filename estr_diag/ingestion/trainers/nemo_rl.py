@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -74,6 +74,11 @@ class NemoRLAdapter:
     name: ClassVar[str] = "nemo-rl"
     title: ClassVar[str] = "NeMo-RL"
     layouts: ClassVar[tuple[Layout, ...]] = (TRAIN_DATA, OLD)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": "switch loss_fn.force_on_policy_ratio off, so that the forward pass is run",
+        "entropy": "NeMo-RL logs no entropy by token (NVIDIA-NeMo/RL#1200); add it to the batch that log_batched_dict_as_jsonl writes",
+        "policy_version": "NeMo-RL writes no versions; they are in replay_buffer.pt of an async checkpoint, per group",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise by the pair of log-prob keys, each wrapped in a list of one."""

@@ -6,7 +6,7 @@ convention, so the mask can only be guessed. Lines that a one-line hook has give
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,6 +58,11 @@ class OpenInstructAdapter:
     name: ClassVar[str] = "open-instruct"
     title: ClassVar[str] = "open-instruct"
     layouts: ClassVar[tuple[Layout, ...]] = (ROLLOUTS, WITH_MASK)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": "save the trainer's log-probs: save_traces writes the engine's only",
+        "entropy": "open-instruct writes no entropy by token",
+        "policy_version": "add model_step=result.model_step to the record in _save_rollouts",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise by the two token lists and the index; without a mask it is refused."""

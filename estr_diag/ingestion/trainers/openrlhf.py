@@ -45,6 +45,11 @@ class OpenRLHFAdapter:
     name: ClassVar[str] = "openrlhf"
     title: ClassVar[str] = "OpenRLHF"
     layouts: ClassVar[tuple[Layout, ...]] = (EXPERIENCES,)
+    hints: ClassVar[Mapping[str, str]] = {
+        "entropy": "add the entropy to the saved fields of Experience",
+        "policy_version": "add the weight version to the saved fields of Experience",
+        "logp_infer": "switch on an importance-sampling correction, so that vLLM returns log-probs",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise by the key of the list and the fields of an Experience."""

@@ -8,7 +8,7 @@ Versions count the samples that the trainer had seen. Numbers are the shortest d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -62,6 +62,10 @@ class PipelineRLAdapter:
     name: ClassVar[str] = "pipelinerl"
     title: ClassVar[str] = "PipelineRL"
     layouts: ClassVar[tuple[Layout, ...]] = (ACTOR, TRAINING_DATA)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": "save new_logprobs in rl_step beside old_logprobs, segment_ids and model_version",
+        "entropy": "save entropy in rl_step beside new_logprobs",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise a group by the keys of its first record, a micro batch by its keys."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,6 +77,11 @@ class PrimeRLAdapter:
     name: ClassVar[str] = "prime-rl"
     title: ClassVar[str] = "prime-rl"
     layouts: ClassVar[tuple[Layout, ...]] = (TOKEN_EXPORT, TRACES, BIN, BIN_OLD)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": "set trainer.enable_token_export = true and name token_exports/",
+        "entropy": "set trainer.enable_token_export = true and name token_exports/",
+        "policy_version": "keep rollouts/step_N/train/effective/traces.jsonl (monitors.file, on by default) beside token_exports/",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise an export by its log-prob keys, a trace by its episode keys, micro batches by their slots."""

@@ -74,6 +74,11 @@ class SkyRLAdapter:
     name: ClassVar[str] = "skyrl"
     title: ClassVar[str] = "SkyRL"
     layouts: ClassVar[tuple[Layout, ...]] = (TRAINING_INPUT,)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": "choose a loss that uses the old policy, so that its forward pass is run",
+        "entropy": "SkyRL keeps no entropy by token; add it to the TrainingInputBatch before dump_data",
+        "policy_version": "add metadata['weight_version'] to the batch before dump_data",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise a pickle that names TrainingInputBatch and its module."""

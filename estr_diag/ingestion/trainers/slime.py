@@ -82,6 +82,12 @@ class SlimeAdapter:
     name: ClassVar[str] = "slime"
     title: ClassVar[str] = "slime"
     layouts: ClassVar[tuple[Layout, ...]] = (TRAIN_DATA, OLD_TRAIN_DATA, ROLLOUT_DATA)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": "train with --dump-details DIR, and name DIR or DIR/train_data",
+        "logp_infer": "let the rollout return log-probs (--use-tis or --get-mismatch-metrics)",
+        "entropy": "train with --use-rollout-entropy beside --dump-details",
+        "policy_version": "keep DIR/rollout_data beside DIR/train_data: versions and groups are in it (slime of 2025-09 or later)",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise a dump by the keys of its outer dict and of its samples."""

@@ -6,7 +6,7 @@ below writes log-probs to disk, so the way out is always to record them in the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from estr_diag.errors import RefusedError
@@ -67,6 +67,7 @@ class TextOnlyAdapter:
     name: ClassVar[str]
     title: ClassVar[str]
     layouts: ClassVar[tuple[Layout, ...]]
+    hints: ClassVar[Mapping[str, str]] = {}
     step_key: ClassVar[str]
     refusal: ClassVar[str]
 

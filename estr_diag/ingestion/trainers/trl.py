@@ -7,7 +7,7 @@ update; in the async worker's ``RolloutSample`` ``old_log_probs`` is the inferen
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,6 +73,12 @@ class TRLAdapter:
     name: ClassVar[str] = "trl"
     title: ClassVar[str] = "TRL"
     layouts: ClassVar[tuple[Layout, ...]] = (GENERATED, ASYNC, COMPLETIONS)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": "log a step where old_per_token_logps is computed (num_iterations > 1 or an importance-sampling correction)",
+        "logp_infer": "use vLLM, which returns sampling_per_token_logps",
+        "entropy": "TRL keeps entropy as an aggregate; save it per token in the subclass that saves the batch",
+        "policy_version": "only AsyncGRPO has versions: save its RolloutSample records",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise tensors and samples by their keys, the completions table by its columns."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,6 +39,11 @@ class VerlAdapter:
     name: ClassVar[str] = "verl"
     title: ClassVar[str] = "verl"
     layouts: ClassVar[tuple[Layout, ...]] = (DATAPROTO, TRANSFER_QUEUE, TEXT)
+    hints: ClassVar[Mapping[str, str]] = {
+        "logp_train": HOOK,
+        "entropy": "keep the batch's entropys: delete the line of RayPPOTrainer.fit that pops them before the dump",
+        "policy_version": "the server must return min_global_steps and max_global_steps (V1 trainer, or fully async)",
+    }
 
     def probe(self, head: FileHead) -> Probe | None:
         """Recognise a batch by the classes its pickle names, a text dump by its keys."""
