@@ -25,12 +25,12 @@ from pathlib import Path
 from estr_diag.ingestion import pipeline
 from estr_diag.log import ingest
 real, seen = pipeline._ingest_unit, []
-def killing(store, unit, options):
+def killing(store, unit, options, count):
     if seen:
         # after the first unit has been appended and before the commit, as the kernel's OOM killer would
         os.kill(os.getpid(), signal.SIGKILL)
     seen.append(unit)
-    return real(store, unit, options)
+    return real(store, unit, options, count)
 pipeline._ingest_unit = killing
 ingest([Path(p) for p in sys.argv[2:]], into=sys.argv[1], append=True)
 """
@@ -96,9 +96,11 @@ def test_killed_half_way_leaves_the_store_as_it_was(
         assert counts(store) == before
     else:
         assert not store.exists()
+        assert len(list(tmp_path.glob(".*.building"))) == 1
     # and the next ingest works as if nothing had happened
     ingest(two_steps, into=store, append=existing).close()
     assert counts(store)[0] == 779 + (before[0] if before else 0)
+    assert not list(tmp_path.glob(".*.building*")), "the next ingest clears what the killed one left"
 
 
 def test_a_failing_file_leaves_the_store_as_it_was(two_steps: Path, tmp_path: Path) -> None:

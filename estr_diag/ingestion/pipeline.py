@@ -82,10 +82,10 @@ def ingest(
     tokens = 0
     with store.transaction():
         for number, unit in enumerate(discovery.units):
-            if progress:
-                progress(number, len(discovery.units), unit.path, tokens)
+            so_far = _Counting(progress, number, len(discovery.units), unit.path, tokens)
+            so_far.add(0)
             try:
-                report = _ingest_unit(store, unit, options)
+                report = _ingest_unit(store, unit, options, so_far.add)
             except InputError as error:
                 if not skip_unreadable:
                     raise
@@ -100,14 +100,30 @@ def ingest(
     return IngestSummary(tuple(reports))
 
 
+@dataclass(slots=True)
+class _Counting:
+    """Passes on progress inside a file, so that one huge file is seen to move."""
+
+    progress: Progress | None
+    done: int
+    units: int
+    path: Path
+    tokens: int
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+        if self.progress:
+            self.progress(self.done, self.units, self.path, self.tokens)
+
+
 def ingest_batches(store: Store, name: str, batches: Iterator[TokenBatch]) -> IngestSummary:
     """Put the batches of a table in memory into `store`, or nothing; `name` stands for the file."""
     unit = Unit(Probe(GENERIC, Path(name), "table", "a table in memory"))
     with store.transaction():
-        return IngestSummary((_add(store, unit, batches, None, None),))
+        return IngestSummary((_add(store, unit, batches, None, None, lambda _: None),))
 
 
-def _ingest_unit(store: Store, unit: Unit, options: ReadOptions) -> SourceReport:
+def _ingest_unit(store: Store, unit: Unit, options: ReadOptions, count: Callable[[int], None]) -> SourceReport:
     digest = _sha256(unit.path)
     if known := store.rows(
         "select path from sources where sha256 = $digest and status in ('ingested', 'copy')", {"digest": digest}
@@ -115,13 +131,20 @@ def _ingest_unit(store: Store, unit: Unit, options: ReadOptions) -> SourceReport
         note = f"the same content as {known[0]['path']}, which is in the log already"
         return SourceReport(unit.path, "known", unit.probe.adapter, unit.probe.layout, notes=(note,))
     batches = adapter(unit.probe.adapter).read(unit, options)
-    report = _add(store, unit, batches, digest, options.step)
+    report = _add(store, unit, batches, digest, options.step, count)
     for companion in unit.companions:
         _record(store, SourceReport(companion, "companion", unit.probe.adapter), _sha256(companion))
     return report
 
 
-def _add(store: Store, unit: Unit, batches: Iterator[TokenBatch], digest: str | None, step: int | None) -> SourceReport:
+def _add(
+    store: Store,
+    unit: Unit,
+    batches: Iterator[TokenBatch],
+    digest: str | None,
+    step: int | None,
+    count: Callable[[int], None],
+) -> SourceReport:
     source_id = store.next_id(SOURCES, "source_id")
     first_seq = next_seq = store.next_id(SEQUENCES, "seq_id")
     counts: Counter[str] = Counter()
@@ -142,6 +165,7 @@ def _add(store: Store, unit: Unit, batches: Iterator[TokenBatch], digest: str | 
             facts = batch.facts
             next_seq += len(batch.lengths)
             n_tokens += tables.tokens.num_rows
+            count(tables.tokens.num_rows)
         if next_seq == first_seq:
             raise InputError("no sequences in this file", path=unit.path, hint="Is the trainer still writing it?")
         assert facts is not None

@@ -95,8 +95,8 @@ class Store:
             raise StoreError(f"{path} exists already. Add to it with --append, or choose another name with -o")
         if not path.parent.is_dir():
             raise StoreError(f"{path.parent}: no such folder. Make it first, or choose another name with -o")
+        _clear_abandoned(path)
         building = path.with_name(f".{path.name}.{os.getpid()}.building")
-        building.unlink(missing_ok=True)
         store = cls(_connect(building, read_only=False), building, writable=True)
         store._final = path
         store._create_tables()
@@ -210,6 +210,25 @@ class Store:
                 f"{self.path} has schema version {found} (written by estr-diag {meta.get('estr_diag_version', '?')}); "
                 f"this is version {schema.SCHEMA_VERSION}. Ingest the log again into a new store"
             )
+
+
+def _clear_abandoned(path: Path) -> None:
+    """Remove what ingests into a new `path` have left that were killed."""
+    for left in path.parent.glob(f".{path.name}.*.building*"):
+        process = left.name.removeprefix(f".{path.name}.").partition(".")[0]
+        if process.isdigit() and int(process) != os.getpid() and _alive(int(process)):
+            continue
+        left.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
