@@ -201,3 +201,15 @@ def test_numbers_are_shown_as_precisely_as_their_error(value: float | None, se: 
 def test_three_digits() -> None:
     assert [number(v) for v in (None, 0.0, 0.01234567, 1234567.0)] == ["–", "0", "0.0123", "1.23e+06"]
     assert math.isclose(float(number(0.0123)), 0.0123)
+
+
+def test_tokens_without_an_entropy_are_said_to_be_in_no_bin() -> None:
+    log = make_log(3, holes=False)
+    log["entropy"][::7] = np.nan
+    inside = int(np.count_nonzero(log["loss_mask"][::7]))
+    with store_of(log) as store:
+        d = Log(store, "holes").report().to_json()
+    assert any(note.startswith(f"{inside:,} counted tokens have no entropy") for note in d["log"]["notes"])
+    assert sum(b["n"] for b in d["entropy_bins"]) == d["log"]["n_counted"] - inside
+    estr = next(r for r in d["rules"] if r["name"] == "estr")
+    assert estr["undecided_tokens"] == inside

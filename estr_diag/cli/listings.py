@@ -17,6 +17,9 @@ from estr_diag.ingestion.registry import adapters
 from estr_diag.result import Result
 from estr_diag.schema import SEQUENCES, TOKENS
 
+_WANTED = ("loss_mask", "logp_infer", "logp_train", "entropy", "policy_version")
+"""What a report can say most with; steps and trainer versions mostly follow from where a file lies."""
+
 
 def discovery(found: Discovery) -> RenderableType:
     """Say which file each adapter took, why, and where every canonical column comes from."""
@@ -30,7 +33,7 @@ def discovery(found: Discovery) -> RenderableType:
         for companion in unit.companions:
             parts.append(Text(f"  joined with {companion}"))
         parts.append(Padding(_columns(dict(probe.columns)), (0, 0, 0, 2)))
-        missing = [c.name for c in TOKENS.columns if c.get_it and c.name not in probe.columns]
+        missing = [name for name in _WANTED if name not in probe.columns]
         if missing:
             parts.append(Text(f"  not in this file: {', '.join(missing)}", style="yellow"))
     for skipped in found.refused:

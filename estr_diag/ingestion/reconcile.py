@@ -69,8 +69,9 @@ def refuse_repeated_keys(store: Store, added: Added) -> None:
     if repeated := store.rows(query, {"source": added.source_id}):
         row = repeated[0]
         other = "this file" if row["same_file"] else row["other"]
+        of_step = "" if row["step"] is None else f" of step {row['step']}"
         raise InputError(
-            f"sequence '{row['seq_key']}' of step {row['step']} is there twice, with different values",
+            f"sequence '{row['seq_key']}'{of_step} is there twice, with different values",
             path=added.path,
             found=f"it in {other} as well",
             expected="one record a sequence",

@@ -62,7 +62,7 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, n_bins: int | Non
         "schema": "estr-diag/report/v1",
         "estr_diag": __version__,
         "verdict": "",
-        "log": _log(store, source, facts),
+        "log": _log(store, source, facts, bins),
         "checks": [f.to_json() for f in findings],
         "stamped": sorted({column for f in findings if f.verdict == "found" for column in f.spoils}),
         "consistency": {
@@ -108,7 +108,7 @@ def _grid(store: Store, present: frozenset[str], n_counted: int, n_bins: int | N
     return quantile_grid(store, present, n_bins)
 
 
-def _log(store: Store, source: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _log(store: Store, source: str, facts: Mapping[str, Any], bins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     runs = store.rows("select * from runs")
     sources = store.rows("select path, status, notes, counts from sources order by source_id")
     repaired: dict[str, int] = defaultdict(int)
@@ -136,18 +136,22 @@ def _log(store: Store, source: str, facts: Mapping[str, Any]) -> dict[str, Any]:
             if r["status"] in ("refused", "copy")
         ],
         "notes": [note if len(paths) == 1 else f"{note} ({len(paths)} files)" for note, paths in notes.items()]
-        + _lag_note(facts),
+        + _gaps(facts, bins),
     }
 
 
-def _lag_note(facts: Mapping[str, Any]) -> list[str]:
+def _gaps(facts: Mapping[str, Any], bins: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which counted tokens stand outside a breakdown, and why."""
+    notes = []
     unknown = facts["lags"].get("unknown", 0)
-    if not unknown or len(facts["lags"]) == 1:
-        return []
-    return [
-        f"{unknown:,} counted tokens have no known lag: their sequence spans weight versions and the log does not "
-        "say at which token they changed, so they stand in a group of their own"
-    ]
+    if unknown and len(facts["lags"]) > 1:
+        notes.append(
+            f"{unknown:,} counted tokens have no known lag: their sequence spans weight versions and the log does not "
+            "say at which token they changed, so they stand in a group of their own"
+        )
+    if bins and (without := facts["n_counted"] - sum(b["n"] for b in bins)):
+        notes.append(f"{without:,} counted tokens have no entropy and are in no entropy bin")
+    return notes
 
 
 def _metrics(result: Result | None) -> dict[str, Any]:
