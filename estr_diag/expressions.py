@@ -10,8 +10,10 @@ The independent twin of each formula is in ``tests/oracles.py`` (NumPy).
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 EPS = 0.01
@@ -46,7 +48,13 @@ DERIVED: dict[str, tuple[frozenset[str], str]] = {
     "delta": (frozenset({"logp_train", "logp_infer"}), "logp_train - logp_infer"),
     "p_infer": (frozenset({"logp_infer"}), "exp(logp_infer)"),
     "p_train": (frozenset({"logp_train"}), "exp(logp_train)"),
+    "p_update": (frozenset({"logp_update"}), "exp(logp_update)"),
+    "delta_u": (frozenset({"logp_train", "logp_update"}), "logp_update - logp_train"),
+    "delta_e": (frozenset({"logp_infer", "logp_update"}), "logp_update - logp_infer"),
     "lag": (frozenset({"trainer_version", "policy_version"}), "trainer_version - policy_version"),
+    "gini": (frozenset({"collision"}), "1 - collision"),
+    "xi": (frozenset({"logp_replay", "logp_infer"}), "logp_replay - logp_infer"),
+    "d": (frozenset({"logp_train", "logp_replay"}), "logp_train - logp_replay"),
 }
 """Derived columns of ``tok``, one level above the stored ones."""
 
@@ -58,8 +66,27 @@ FINITE_EXP = f"exp({clamp('delta', -_EXP_LIMIT, _EXP_LIMIT)})"
 
 FINITE_EXP_NEGATIVE = f"exp({clamp('-delta', -_EXP_LIMIT, _EXP_LIMIT)})"
 
+Edge = Literal["B", "U", "E"]
+"""A pair of log-probs: **B** logp_train - logp_infer, **U** logp_update - logp_train, **E** logp_update - logp_infer."""
+
+EDGES: dict[Edge, dict[str, str]] = {
+    # what each name of edge B is called on the other edges
+    "B": {},
+    "U": {
+        "delta": "delta_u", "ratio": "ratio_u", "logp_infer": "logp_train", "logp_train": "logp_update",
+        "p_infer": "p_train", "p_train": "p_update",
+    },
+    "E": {"delta": "delta_e", "ratio": "ratio_e", "logp_train": "logp_update", "p_train": "p_update"},
+}  # fmt: skip
+
+
+def renamed(sql: str, edge: Edge) -> str:
+    """Return a fragment written for edge B over the names of another edge."""
+    return re.sub(r"\w+", lambda m: EDGES[edge].get(m[0], m[0]), sql)
+
+
 _BASE_DOUBLES = ("logp_infer", "logp_train", "logp_replay", "logp_update", "entropy", "collision", "advantage")
-_BASE_AS_IS = ("seq_id", "step", "pos", "policy_version", "trainer_version", "loss_mask", "trainer_keep")
+_BASE_AS_IS = ("seq_id", "step", "pos", "turn", "policy_version", "trainer_version", "loss_mask", "trainer_keep")
 
 
 def counted(present: Iterable[str]) -> str:
@@ -75,7 +102,11 @@ def tok(present: Iterable[str], source: str = "tokens") -> str:
     base = [f"{name}::double as {name}" for name in _BASE_DOUBLES if name in present]
     base += [name for name in _BASE_AS_IS if name in present or name in ("seq_id", "step", "pos")]
     first = [f"{sql} as {name}" for name, (needs, sql) in DERIVED.items() if needs <= present]
-    second = [f"{RATIO} as ratio"] if "logp_train" in present and "logp_infer" in present else []
+    second = [
+        f"{renamed(RATIO, edge)} as {renamed('ratio', edge)}"
+        for edge in EDGES
+        if DERIVED[renamed("delta", edge)][0] <= present
+    ]
     return f"""
 base as (
     select {", ".join(base)}
@@ -110,9 +141,34 @@ class Measure:
         return f"{self.how}({self.name}) as {self.name}"
 
 
+RATIO_ABOVE, RATIO_BELOW = (1.2, 2.0, 5.0, 100.0), (0.8, 0.5, 0.2, 1e-4)
+"""Bounds of the bands in circulation: PPO's clip, IS masks and their mirror images, SkyRL's and slime's outliers."""
+
+CONFIDENT = "p_infer > 0.5 and delta < -2.0"
+"""The sampler was sure of the token and the trainer finds it at least e^2 times less likely."""
+
+PROXIMAL_WEIGHT = (
+    f"case when policy_version < 0 or lag <= -1 then 0.0 else {clamp('lag::double / (lag + 1)', 0.0, 1.0)} end"
+)
+"""AReaL's alpha = (v_prox - v) / (v_theta - v), v_prox = v_theta - 1: its v_prox is our trainer_version."""
+
+
+def band_name(side: str, bound: float) -> str:
+    """Return ``above_2``, ``below_0_5`` ... for a bound of the ratio."""
+    return f"{side}_{f'{bound:.4f}'.rstrip('0').rstrip('.').replace('.', '_')}"
+
+
+def on_edge(name: str, edge: Edge) -> str:
+    """Return the name of a measure on an edge; a measure that is made of no pair is the same on all."""
+    moved = f"{name}_{edge.lower()}"
+    return moved if edge != "B" and moved in MEASURES else name
+
+
 def _measures() -> dict[str, Measure]:
     infer, train, pair = frozenset({"logp_infer"}), frozenset({"logp_train"}), frozenset({"logp_infer", "logp_train"})
-    entropy = frozenset({"entropy"})
+    entropy, replay = frozenset({"entropy"}), pair | {"logp_replay"}
+    version, versions = frozenset({"policy_version"}), frozenset({"policy_version", "trainer_version"})
+    ends, four = frozenset({"logp_infer", "logp_update"}), pair | versions | {"logp_update"}
     rows: list[Measure] = [
         Measure("n", "1.0::double", frozenset()),
         Measure("sum_delta", "delta", pair),
@@ -132,6 +188,8 @@ def _measures() -> dict[str, Measure]:
         Measure("sum_abs_prob_diff", "abs(p_train - p_infer)", pair),
         Measure("sum_prob_diff2", "(p_train - p_infer) * (p_train - p_infer)", pair),
         Measure("max_prob_diff", "abs(p_train - p_infer)", pair, "max"),
+        # Jensen-Shannon with k3 against the midpoint m is exactly ln cosh(d / 2); this form does not overflow.
+        Measure("sum_js", f"abs(delta) / 2 + ln((1 + exp({clamp('-abs(delta)', -_EXP_LIMIT, 0.0)})) / 2)", pair),
         Measure("sum_reverse_kl_weighted", "p_infer * (logp_infer - logp_train)", pair),
         Measure("sum_p_infer", "p_infer", infer),
         Measure("sum_p_train", "p_train", train),
@@ -145,15 +203,96 @@ def _measures() -> dict[str, Measure]:
         Measure("sum_logp_cross", "logp_infer * logp_train", pair),
         Measure("n_entropy", "(entropy is not null)::integer::double", entropy),
         Measure("sum_entropy", "entropy", entropy),
+        Measure("sum_gini", "gini", frozenset({"collision"})),
         Measure(
             "sum_scaled2", f"case when entropy + {EPS} > 0 then delta * delta / (entropy + {EPS}) end", pair | entropy
         ),
         Measure("n_off_mode", "(p_infer < 0.5)::integer::double", infer),
         Measure("sum_delta2_off_mode", "case when p_infer < 0.5 then delta * delta else 0 end", pair),
+        # delta = xi + d: null, and so left out of the sums, where logp_replay is
+        Measure("n_replay", "(d is not null)::integer::double", replay),
+        Measure("sum_xi2", "xi * xi", replay),
+        Measure("sum_d2", "d * d", replay),
+        Measure("sum_xi_d", "xi * d", replay),
+        # what single frameworks compute under a name of their own (`stats.framework_names`)
+        Measure("sum_clamped_delta", clamp("delta", -RATIO_CLAMP, RATIO_CLAMP), pair),
+        Measure("sum_capped_k3", f"least(ratio - 1 - {clamp('delta', -RATIO_CLAMP, RATIO_CLAMP)}, 10.0)", pair),
+        Measure("sum_raw_ratio", FINITE_EXP, pair),
+        Measure("sum_raw_ratio_gap", f"abs({FINITE_EXP} - 1)", pair),
+        Measure("sum_raw_ratio2", f"exp(2 * {clamp('delta', -_EXP_LIMIT / 2, _EXP_LIMIT / 2)})", pair),
+        Measure("min_k3", f"{FINITE_EXP} - 1 - delta", pair, "min"),
+        Measure("max_k3", f"{FINITE_EXP} - 1 - delta", pair, "max"),
+        *(
+            Measure(f"n_{band_name(side, bound)}", f"(ratio {sign} {bound!r})::integer::double", pair)
+            for side, sign, bounds in (("above", ">", RATIO_ABOVE), ("below", "<", RATIO_BELOW))
+            for bound in bounds
+        ),
+        Measure("n_confident_disagreement", f"({CONFIDENT})::integer::double", pair),
+        Measure("n_confident_lag0", f"({CONFIDENT} and lag = 0)::integer::double", pair | versions),
+        Measure("n_lag0", "(lag = 0)::integer::double", versions),
+        Measure("n_lag", "(lag is not null)::integer::double", versions),
+        Measure("sum_lag", "lag::double", versions),
+        Measure("min_lag", "lag::double", versions, "min"),
+        Measure("max_lag", "lag::double", versions, "max"),
+        Measure("n_version", "(policy_version is not null)::integer::double", version),
+        Measure("min_version", "policy_version::double", version, "min"),
+        Measure("max_version", "policy_version::double", version, "max"),
+        Measure("sum_sampled_entropy", f"-{renamed(FINITE_EXP, 'E')} * logp_update", ends),
+        Measure("n_proximal", f"({PROXIMAL_WEIGHT} * logp_update is not null)::integer::double", four),
+        Measure(
+            "sum_loglinear_error",
+            f"abs(logp_infer + {PROXIMAL_WEIGHT} * (logp_update - logp_infer) - logp_train)",
+            four,
+        ),
+        Measure(
+            "sum_linear_error",
+            f"abs(ln((1 - {PROXIMAL_WEIGHT}) * p_infer + {PROXIMAL_WEIGHT} * p_update + 1e-10) - logp_train)",
+            four,
+        ),
         Measure("sum_abs_advantage", "abs(advantage)", frozenset({"advantage"})),
     ]
+    # A pair that is known on some tokens only has a count of its own, so "n" moves with its sums.
+    known = Measure("n", "(delta is not null)::integer::double", pair)
+    paired = [known, *(m for m in rows if pair <= m.needs <= pair | entropy)]
+    rows += [_on_edge(m, edge) for edge in EDGES if edge != "B" for m in paired]
     return {m.name: m for m in rows}
 
 
+def _on_edge(row: Measure, edge: Edge) -> Measure:
+    needs = frozenset(EDGES[edge].get(name, name) for name in row.needs)
+    return replace(row, name=f"{row.name}_{edge.lower()}", sql=renamed(row.sql, edge), needs=needs)
+
+
 MEASURES: dict[str, Measure] = _measures()
-"""Every additive partial by name."""
+"""Every additive partial by name, but for those that carry a number in their name (see `measure`)."""
+
+_BEYOND = "n_ratio_beyond_"
+MAX_RATIO_BOUND = 1e9
+
+
+def ratio_beyond(bound: float) -> str:
+    """Return the name of the measure that counts tokens whose ratio lies outside [1/bound, bound].
+
+    Raises
+    ------
+    ValueError
+        `bound` is not above 1, or so large that its name would need an exponent.
+    """
+    if not 1 < bound <= MAX_RATIO_BOUND:
+        raise ValueError(f"a bound on the ratio is {bound}; expected a number above 1 and up to {MAX_RATIO_BOUND:g}")
+    return _BEYOND + f"{bound:.12g}".replace(".", "_")
+
+
+def measure(name: str) -> Measure | None:
+    """Return the additive partial of that name, or None.
+
+    A measure with a parameter has it in its name, so that requests of two statistics fuse exactly when
+    they mean the same.
+    """
+    if name in MEASURES or not name.startswith(_BEYOND):
+        return MEASURES.get(name)
+    try:
+        threshold = math.log(float(name.removeprefix(_BEYOND).replace("_", ".")))
+    except ValueError:
+        return None
+    return Measure(name, f"(abs(delta) > {threshold!r})::integer::double", frozenset({"logp_infer", "logp_train"}))

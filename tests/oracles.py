@@ -67,7 +67,6 @@ def token_metrics(log: Arrays) -> dict[str, float | None]:
         "mult_prob_error": float(np.mean(np.exp(np.minimum(np.abs(d), 700)))),
         "tv_estimate": float(np.mean(np.abs(r - 1)) / 2),
         "prob_diff_mean": float(np.mean(gap)),
-        "prob_diff_signed": float(np.mean(q - p)),
         "prob_diff_max": float(np.max(gap)),
         "prob_diff_std": std(gap),
         "ratio_mean": float(np.mean(r)),
@@ -79,6 +78,22 @@ def token_metrics(log: Arrays) -> dict[str, float | None]:
         "logp_infer_mean": float(np.mean(li)),
         "logp_train_mean": float(np.mean(lt)),
     }
+    mid = np.logaddexp(lt, li) - np.log(2)
+    k3s = [np.exp(x - mid) - (x - mid) - 1 for x in (lt, li)]
+    out["js_divergence"] = float(np.mean(0.5 * k3s[0] + 0.5 * k3s[1]))
+    for bound, name in ((1.2, "1_2"), (2, "2"), (5, "5"), (100, "100")):
+        out[f"share_above_{name}"] = float(np.mean(r > bound))
+    for bound, name in ((0.8, "0_8"), (0.5, "0_5"), (0.2, "0_2"), (1e-4, "0_0001")):
+        out[f"share_below_{name}"] = float(np.mean(r < bound))
+    sure = (p > 0.5) & (d < -2)
+    out["confident_disagreement_count"] = float(np.count_nonzero(sure))
+    out["confident_disagreement"] = float(np.mean(sure))
+    if "policy_version" in log and "trainer_version" in log:
+        lag = log["trainer_version"] - log["policy_version"]
+        fresh = lag == 0
+        out["confident_disagreement_lag0"] = float(np.mean(sure[fresh])) if fresh.any() else None
+        out["staleness_mean"] = float(np.mean(lag))
+        out["staleness_max"], out["staleness_min"] = float(np.max(lag)), float(np.min(lag))
     if "entropy" in log:
         h = log["entropy"]
         known = np.isfinite(h)
@@ -99,15 +114,18 @@ def pearson(x: Floats, y: Floats) -> float | None:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def sequence_metrics(log: Arrays) -> dict[str, float]:
+def sequence_metrics(log: Arrays) -> dict[str, float | None]:
     """Every sequence metric; sequences without a counted token are left out."""
     names = np.unique(log["seq_id"])
     at = [log["seq_id"] == s for s in names]
     li = np.array([log["logp_infer"][a].mean() for a in at])
     lt = np.array([log["logp_train"][a].mean() for a in at])
     total = np.array([log["delta"][a].sum() for a in at])
+    mean = np.array([log["delta"][a].mean() for a in at])
+    worst = np.array([np.abs(log["delta"][a]).max() for a in at])
     weight = ratio(total)
-    return {
+    several = len(names) > 1
+    out: dict[str, float | None] = {
         "infer_ppl": float(np.mean(np.exp(-li))),
         "train_ppl": float(np.mean(np.exp(-lt))),
         "log_ppl_diff": float(np.mean(li - lt)),
@@ -119,7 +137,27 @@ def sequence_metrics(log: Arrays) -> dict[str, float]:
         "ess_sequence": float(weight.sum() ** 2 / (len(weight) * np.sum(weight**2))),
         "seq_delta_sum_mean": float(np.mean(total)),
         "seq_delta_sum_max_abs": float(np.max(np.abs(total))),
+        "infer_log_ppl": float(np.mean(-li)),
+        "train_log_ppl": float(np.mean(-lt)),
+        "prob_diff_signed": float(
+            np.mean([(np.exp(log["logp_train"][a]) - np.exp(log["logp_infer"][a])).mean() for a in at])
+        ),
+        "seq_delta_sum_std": float(np.std(total, ddof=1)) if several else None,
+        "seq_delta_mean": float(np.mean(mean)),
+        "seq_delta_mean_std": float(np.std(mean, ddof=1)) if several else None,
+        "seq_delta_mean_max_abs": float(np.max(np.abs(mean))),
+        "seq_delta_max_abs": float(np.mean(worst)),
+        "veto_share": float(np.mean([(log["delta"][a] < np.log(1e-4)).any() for a in at])),
     }
+    if "policy_version" in log:
+        versions = [log["policy_version"][a] for a in at]
+        span = [float(v.max() - v.min()) for v in versions]
+        out["intra_mean"], out["intra_max"] = float(np.mean(span)), float(np.max(span))
+        out["switch_share"] = float(np.mean([len(np.unique(v)) > 1 for v in versions]))
+        if "trainer_version" in log:
+            wait = [float((log["trainer_version"][a] - log["policy_version"][a]).min()) for a in at]
+            out["inter_mean"], out["inter_max"] = float(np.mean(wait)), float(np.max(wait))
+    return out
 
 
 def binary_kl(p: Floats, q: Floats, eps: float) -> Floats:

@@ -274,7 +274,7 @@ def test_missing_columns_are_loud() -> None:
     assert set(outcome.missing) == {"lag"}
     assert "policy_version" in str(outcome.missing["lag"])
     names = {row["metric"] for row in outcome.results["overall"].rows()}
-    assert names == {"logp_infer_mean", "infer_ppl"}, "one engine allows its own metrics and no other"
+    assert names == {"logp_infer_mean", "infer_ppl", "infer_log_ppl"}, "one engine allows its own metrics and no other"
 
 
 def test_every_metric_explains_itself() -> None:

@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 
 from estr_diag.errors import UsageError
 from estr_diag.stats.entropy_bins import QUANTILES, EntropyBins
-from estr_diag.stats.grid import EntropyGrid, quantile_grid, snap
+from estr_diag.stats.grid import GINI, explicit_grid, quantile_grid, snap
 from estr_diag.store.engine import Statistic, run
 from tests import oracles
 from tests.logs import make_log, store_of
-
-
-def bin_of(grid: EntropyGrid, entropy: np.ndarray) -> np.ndarray:
-    """NumPy twin of the bin index: by comparing with the edges."""
-    if len(grid.cells) < 2:
-        return np.zeros(len(entropy), dtype=int)
-    edges = 2.0 ** (np.array(grid.cells) / 16)
-    index = np.searchsorted(edges, entropy, side="right")
-    return np.where(entropy <= 0, 0, np.clip(index, 1, len(edges) - 1))
+from tests.test_grid import bin_of, log_with_collision
 
 
 @settings(max_examples=20, deadline=None)
@@ -49,6 +41,9 @@ def test_moments_equal_numpy(seed: int, n_bins: int) -> None:
             "mean_scaled_sq": (d**2 / (h + 0.01)).mean(), "n_off_mode": off.sum(),
             "off_mode_mean_sq_delta": (d[off] ** 2).mean() if off.any() else None,
             "mode_mean_sq_delta": (d[~off] ** 2).mean() if not off.all() else None,
+            "p_ratio_beyond_2": (np.abs(d) > math.log(2)).mean(), "p_ratio_beyond_5": (np.abs(d) > math.log(5)).mean(),
+            "p_ratio_beyond_2_se": oracles.cluster_mean((np.abs(d) > math.log(2)).astype(float), part["seq_id"])[1],
+            "small": len(d) < 200 or len(np.unique(part["seq_id"])) < 2,
         }  # fmt: skip
         for name, value in expected.items():
             if value is None:
@@ -69,12 +64,19 @@ def test_quantiles_are_within_a_grid_cell(seed: int) -> None:
     index = bin_of(grid, tokens["entropy"])
     for row in rows:
         gap = np.sort(np.abs(tokens["delta"][index == row["entropy_bin"]]))
-        for name, p in QUANTILES.items():
-            exact = gap[max(0, math.ceil(p * len(gap)) - 1)]
-            if exact == 0:
-                assert row[name] == 0
-            else:
-                assert abs(math.log2(row[name] / exact)) <= 1 / 16 + 1e-9, (name, row[name], exact)
+        off = np.exp(tokens["logp_infer"][index == row["entropy_bin"]]) < 0.5
+        gaps = np.abs(tokens["delta"][index == row["entropy_bin"]])
+        for prefix, values in (("", gap), ("mode_", np.sort(gaps[~off])), ("off_mode_", np.sort(gaps[off]))):
+            for name, p in QUANTILES.items():
+                found = row[prefix + name]
+                if not len(values):
+                    assert found is None
+                    continue
+                exact = values[max(0, math.ceil(p * len(values)) - 1)]
+                if exact == 0:
+                    assert found == 0
+                else:
+                    assert abs(math.log2(found / exact)) <= 1 / 16 + 1e-9, (prefix, name, found, exact)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -140,3 +142,59 @@ def test_one_scan_serves_all_statistics() -> None:
 def test_a_bad_number_of_bins_is_a_usage_error() -> None:
     with store_of(make_log(1)) as store, pytest.raises(UsageError, match="expected 1 or more"):
         quantile_grid(store, frozenset(store.column_counts()), 0)
+
+
+@pytest.mark.parametrize("by_lag", [False, True])
+def test_exceedances_of_any_bound(by_lag: bool) -> None:
+    log = make_log(3, sequences=40)
+    tokens = oracles.counted(log)
+    bounds = (1.05, 1.28, 2, 10000)
+    with store_of(log) as store:
+        grid = quantile_grid(store, frozenset(store.column_counts()), 3)
+        both = {"it": EntropyBins(grid, by_lag, ratio_bounds=bounds), "default": EntropyBins(grid)}
+        result = run(store, both).results["it"]
+    index, lag = bin_of(grid, tokens["entropy"]), tokens["trainer_version"] - tokens["policy_version"]
+    for row in result.table.to_pylist():
+        cell = (index == row["entropy_bin"]) & ((lag == row["lag"]) if by_lag else True)
+        gap = np.abs(tokens["delta"][cell])
+        for bound in bounds:
+            assert math.isclose(row[f"p_ratio_beyond_{bound}"], np.mean(gap > math.log(bound)), rel_tol=1e-9)
+    assert "p_ratio_beyond_5" not in result.table.column_names
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.5, -2.0, math.inf, math.nan, 1e10])
+def test_a_bound_that_is_none(bound: float) -> None:
+    with pytest.raises(UsageError, match="ratio bounds"):
+        EntropyBins(explicit_grid([0.1]), ratio_bounds=(bound,))
+
+
+def test_bins_of_one_minus_g_equal_numpy() -> None:
+    log = log_with_collision(5)
+    tokens = oracles.counted(log)
+    known = np.isfinite(tokens["collision"])
+    gini, d = 1 - tokens["collision"][known].astype(float), tokens["delta"][known]
+    with store_of(log) as store:
+        grid = quantile_grid(store, frozenset(store.column_counts()), 5, GINI)
+        result = run(store, {"it": EntropyBins(grid)}).results["it"]
+    index = bin_of(grid, gini)
+    rows = result.table.to_pylist()
+    assert result.name == "gini_bins"
+    assert [r["gini_bin"] for r in rows] == np.unique(index).tolist()
+    for row in rows:
+        at = index == row["gini_bin"]
+        assert row["n"] == np.count_nonzero(at)
+        assert math.isclose(row["mean_gini"], gini[at].mean(), rel_tol=1e-9, abs_tol=1e-15)
+        assert math.isclose(row["mean_sq_delta"], (d[at] ** 2).mean(), rel_tol=1e-9)
+        if gini[at].any():
+            assert math.isclose(row["sq_delta_over_gini"], (d[at] ** 2).sum() / gini[at].sum(), rel_tol=1e-9)
+
+
+def test_small_cells_say_so() -> None:
+    log = make_log(2, sequences=30, mean_length=60)
+    with store_of(log) as store:
+        result = run(store, {"it": EntropyBins(explicit_grid([1e-4, 0.05, 3]))}).results["it"]
+    rows = result.table.to_pylist()
+    assert [r["small"] for r in rows] == [r["n"] < 200 or r["n_sequences"] < 2 for r in rows]
+    n = sum(r["small"] for r in rows)
+    assert 0 < n < len(rows)
+    assert f"{n} of {len(rows)} cells are small: fewer than 200 tokens or 2 sequences" in result.notes

@@ -40,7 +40,14 @@ def framework_log(data: Path) -> Iterator[Store]:
     with store_of(arrays) as store:
         # Boundary cases are planted in double precision (a ratio of exactly 0.5), and a log stores
         # float32 as trainers do: the rules are held against the values that the frameworks were given.
-        frame = pa.table({**arrays, "pos": np.arange(len(arrays["seq_id"])), "step": np.zeros(len(arrays["seq_id"]))})
+        frame = pa.table(
+            {
+                **arrays,
+                "pos": np.arange(len(arrays["seq_id"])),
+                "step": np.zeros(len(arrays["seq_id"])),
+                "turn": np.zeros(len(arrays["seq_id"])),
+            }
+        )
         store.connection.register("frame", frame)
         store.connection.execute("create temp table given as select * from frame")
         yield store

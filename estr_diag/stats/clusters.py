@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from estr_diag.expressions import MEASURES
+from estr_diag.expressions import measure
 from estr_diag.schema import quote_ident
 
 SEQUENCE_KEY = "seq_id"
@@ -77,4 +77,4 @@ from centred
 def rolled_up(partials_columns: Sequence[str], extras: Mapping[str, str]) -> str:
     """Return the roll-up of the measures that a query names, in columns or anywhere in `extras`."""
     named = set(partials_columns) | set(re.findall(r"\w+", " ".join(extras.values())))
-    return ", ".join(measure.merged for name, measure in MEASURES.items() if name in named)
+    return ", ".join(found.merged for name in sorted(named) if (found := measure(name)))

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from estr_diag.result import Result
 from estr_diag.stats.clusters import SEQUENCE_KEY, cluster_means
-from estr_diag.stats.metrics import BY_NAME, METRICS, Metric
+from estr_diag.stats.metric import Metric
+from estr_diag.stats.metrics import BY_NAME, METRICS
 from estr_diag.store.engine import Request
 
 By = Literal["overall", "step", "lag"]

@@ -9,17 +9,23 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from estr_diag.expressions import CELLS_PER_OCTAVE, grid_cell
+from estr_diag.errors import UsageError
+from estr_diag.expressions import CELLS_PER_OCTAVE, MAX_RATIO_BOUND, grid_cell, ratio_beyond
 from estr_diag.result import Result
 from estr_diag.schema import quote_ident
 from estr_diag.stats.clusters import SEQUENCE_KEY, cluster_means
-from estr_diag.stats.grid import EntropyGrid
+from estr_diag.stats.grid import ENTROPY, ValueGrid
 from estr_diag.store.engine import Request
 
 QUANTILES: dict[str, float] = {"p50": 0.50, "p90": 0.90, "p99": 0.99, "p999": 0.999}
 """Quantiles of |delta| that are reported, from a histogram of 16 cells an octave (within 4.5 % always, 0.1 % typically)."""
 
-_BIN = "entropy_bin"
+SMALL_TOKENS, SMALL_SEQUENCES = 200, 2
+"""A cell with fewer is marked `small`: its moments are ruled by a few tokens, or have no standard error."""
+
+HALVES: dict[str, str] = {"mode": "not off_mode", "off_mode": "off_mode"}
+"""Mode tokens (p_infer >= 0.5) and off-mode tokens."""
+
 _ZERO_CELL = -(1 << 20)
 
 
@@ -29,87 +35,123 @@ class EntropyBins:
 
     How to read it: the paper's law is E[delta^2 | H] ~ H, so `sq_delta_over_entropy` is about constant
     over bins of a healthy log. A rise of it towards low H is engine noise on off-mode tokens (see
-    `off_mode_mean_sq_delta`); a rise with lag at high H is legitimate exploration.
+    `off_mode_mean_sq_delta`); a rise with lag at high H is legitimate exploration. `p_ratio_beyond_2` is
+    the share of tokens whose ratio a band [0.5, 2] cuts, that is P(|delta| > ln 2). Nothing should be
+    concluded from a cell that is `small`.
 
     Parameters
     ----------
     grid
-        The bins.
+        The bins. Over a grid of 1 - G the columns say `gini` where they otherwise say `entropy`.
     by_lag
         Also split by trainer_version - policy_version.
+    ratio_bounds
+        The r for which the share of tokens outside [1/r, r] is given.
     """
 
-    grid: EntropyGrid
+    grid: ValueGrid
     by_lag: bool = False
+    ratio_bounds: tuple[float, ...] = (2.0, 5.0)
     name: ClassVar[str] = "entropy_bins"
+
+    def __post_init__(self) -> None:
+        if bad := [r for r in self.ratio_bounds if not 1 < r <= MAX_RATIO_BOUND]:
+            raise UsageError(f"ratio bounds {bad}: expected numbers above 1 and up to {MAX_RATIO_BOUND:g}")
 
     @property
     def needs(self) -> frozenset[str]:
         """Columns: both engines and the entropy, and versions for the split by lag."""
-        return frozenset({"logp_infer", "logp_train", "entropy"}) | (
-            frozenset({"policy_version", "trainer_version"}) if self.by_lag else frozenset()
+        return (
+            frozenset({"logp_infer", "logp_train"})
+            | self.grid.scale.needs
+            | (frozenset({"policy_version", "trainer_version"}) if self.by_lag else frozenset())
         )
 
     @property
     def _keys(self) -> dict[str, str]:
-        return {_BIN: self.grid.sql()} | ({"lag": "lag"} if self.by_lag else {})
+        return {self.grid.key: self.grid.sql()} | ({"lag": "lag"} if self.by_lag else {})
+
+    @property
+    def _beyond(self) -> dict[str, str]:
+        return {f"p_ratio_beyond_{r:.12g}": ratio_beyond(r) for r in self.ratio_bounds}
 
     def requests(self, present: frozenset[str]) -> tuple[Request, ...]:
         """Ask for sums by sequence, and for a histogram of |delta|."""
+        # z is defined by H; a bin of 1 - G may hold tokens whose H is not known.
+        scaled = ("sum_scaled2",) if self.grid.scale == ENTROPY else ()
         measures = (
             "n",
             "sum_abs_delta",
             "sum_delta2",
-            "sum_entropy",
-            "n_entropy",
-            "sum_scaled2",
+            self.grid.scale.total,
+            *scaled,
             "n_off_mode",
             "sum_delta2_off_mode",
+            *self._beyond.values(),
         )
         cell = f"case when delta = 0 then {_ZERO_CELL} else {grid_cell('abs(delta)')} end"
         return (
             Request("sums", {SEQUENCE_KEY: SEQUENCE_KEY, **self._keys}, measures),
-            Request("histogram", {**self._keys, "delta_cell": cell}, ("n",)),
+            Request("histogram", {**self._keys, "off_mode": "p_infer < 0.5", "delta_cell": cell}, ("n",)),
         )
 
     def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
         """Roll up the sums and read the quantiles off the histogram."""
-        keys = list(self._keys)
+        keys, scale = list(self._keys), self.grid.scale
         means = {
-            "mean_entropy": ("sum_entropy", "n"),
+            f"mean_{scale.name}": (scale.total, "n"),
             "mean_abs_delta": ("sum_abs_delta", "n"),
             "mean_sq_delta": ("sum_delta2", "n"),
-            "mean_scaled_sq": ("sum_scaled2", "n"),
+            **({"mean_scaled_sq": ("sum_scaled2", "n")} if scale == ENTROPY else {}),
             "off_mode_mean_sq_delta": ("sum_delta2_off_mode", "n_off_mode"),
+            **{column: (name, "n") for column, name in self._beyond.items()},
         }
         extra = {
             "rms_delta": "sqrt(sum(sum_delta2) / sum(n))",
-            "sq_delta_over_entropy": "sum(sum_delta2) / nullif(sum(sum_entropy), 0)",
+            f"sq_delta_over_{scale.name}": f"sum(sum_delta2) / nullif(sum({scale.total}), 0)",
             "n_off_mode": "sum(n_off_mode)::bigint",
             "mode_mean_sq_delta": "(sum(sum_delta2) - sum(sum_delta2_off_mode)) / nullif(sum(n) - sum(n_off_mode), 0)",
+            "small": f"sum(n) < {SMALL_TOKENS} or count(*) filter (n > 0) < {SMALL_SEQUENCES}",
         }
-        same = " and ".join(f"m.{k} is not distinct from q.{k}" for k in keys)
         order = ", ".join(f"m.{k} nulls last" for k in keys)
-        listed = ", ".join(f"q.{name}" for name in QUANTILES)
+        listed = "".join(f", q.{name}" for name in QUANTILES)
+        joins = f"\nleft join ({quantiles(scans['histogram'], keys)}) q on {_same(keys, 'q')}"
+        for half, condition in HALVES.items():
+            listed += "".join(f", {half}.{name} as {half}_{name}" for name in QUANTILES)
+            joins += f"\nleft join ({quantiles(scans['histogram'], keys, condition)}) {half} on {_same(keys, half)}"
         return f"""
-select m.*, {listed}
-from ({cluster_means(scans["sums"], keys, means, extra)}) m
-left join ({quantiles(scans["histogram"], keys)}) q on {same}
-where m.{_BIN} is not null
+select m.*{listed}
+from ({cluster_means(scans["sums"], keys, means, extra)}) m{joins}
+where m.{self.grid.key} is not null
 order by {order}"""
 
     def finish(self, result: Result) -> Result:
         """Put the edges of each bin beside it."""
-        bounds = [self.grid.bounds(b) for b in result.table[_BIN].to_pylist()]
+        bounds = [self.grid.bounds(b) for b in result.table[self.grid.key].to_pylist()]
         table = result.table
         for position, name in ((1, "lo"), (2, "hi")):
             table = table.add_column(position, name, pa.array([b[position - 1] for b in bounds], pa.float64()))
-        note = f"bin edges lie on a grid of {CELLS_PER_OCTAVE} cells an octave; bin 0 holds tokens with H = 0"
-        return Result(self.name, table, {"n_bins": self.grid.n_bins, "by_lag": self.by_lag}, result.provenance, (note,))
+        parameters = {
+            "scale": self.grid.scale.name,
+            "n_bins": self.grid.n_bins,
+            "by_lag": self.by_lag,
+            "ratio_bounds": list(self.ratio_bounds),
+        }
+        notes = list(self.grid.notes)
+        if small := pc.sum(table["small"]).as_py():
+            notes.append(
+                f"{small} of {table.num_rows} cells are small: fewer than {SMALL_TOKENS} tokens "
+                f"or {SMALL_SEQUENCES} sequences"
+            )
+        return Result(f"{self.grid.scale.name}_bins", table, parameters, result.provenance, tuple(notes))
 
 
-def quantiles(histogram: str, keys: list[str]) -> str:
-    """Return the query for `QUANTILES` of |delta| by `keys`, interpolated on the log scale inside a cell."""
+def _same(keys: list[str], other: str) -> str:
+    return " and ".join(f"m.{k} is not distinct from {other}.{k}" for k in keys)
+
+
+def quantiles(histogram: str, keys: list[str], condition: str = "true") -> str:
+    """Return the query for `QUANTILES` of |delta| by `keys` where `condition` holds, interpolated on the log scale inside a cell."""
     listed = "".join(f"{quote_ident(k)}, " for k in keys)
     partition = f"partition by {', '.join(quote_ident(k) for k in keys)}" if keys else ""
     picks = ",\n    ".join(
@@ -121,7 +163,10 @@ def quantiles(histogram: str, keys: list[str]) -> str:
     )
     return f"""
 with cells as (
-    select {listed}delta_cell, sum(n) as n from {quote_ident(histogram)} group by {listed}delta_cell
+    select {listed}delta_cell, sum(n) as n
+    from {quote_ident(histogram)}
+    where {condition}
+    group by {listed}delta_cell
 ),
 cumulated as (
     select *, sum(n) over ({partition} order by delta_cell) as upto, sum(n) over ({partition}) as total from cells
@@ -129,8 +174,3 @@ cumulated as (
 select {listed}{picks}
 from cumulated
 {f"group by {listed.rstrip(', ')}" if keys else ""}"""
-
-
-def bin_count(result: Result) -> int:
-    """Return the number of distinct bins in a result."""
-    return int(pc.count_distinct(result.table[_BIN]).as_py())

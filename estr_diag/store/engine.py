@@ -5,6 +5,9 @@ Requests that name the same scan are fused: one pass over the tokens with the un
 measures, into a temporary table of a few rows a sequence. Every printed number is then rolled up from
 that table by the statistic's own `merge` query. The partials of any shards add up, so the same two
 steps give the same numbers on one file, many files or many machines.
+
+A partial that one row of ``tok`` cannot tell (what stands near a token, what its sequence is) comes from
+rows of its own: the request brings a `Request.view`, and is grouped and summed as any other.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ from typing import Any, ClassVar, Protocol
 
 from estr_diag import __version__
 from estr_diag.errors import MissingColumnError
-from estr_diag.expressions import MEASURES, Measure, tok
+from estr_diag.expressions import Measure, measure, tok
 from estr_diag.result import Result
 from estr_diag.schema import TOKENS, quote_ident
 from estr_diag.store.database import Store
 
 Keys = Mapping[str, str]
-"""Key name -> SQL over one row of ``tok``."""
+"""Key name -> SQL over one row of ``tok``, or of the request's view."""
+
+LOG_TOKENS, LOG_SEQUENCES = "log_tokens", "log_sequences"
+"""What a view calls the tables of the log, so that it also runs on a shard of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +41,17 @@ class Request:
     keys
         What the partials are kept apart by.
     measures
-        Names in `expressions.MEASURES`.
+        Names that `expressions.measure` knows.
+    view
+        Query whose rows are aggregated in place of those of ``tok``; it may read ``tok``,
+        ``log_tokens`` (all of them, uncounted too) and ``log_sequences``. Each of its rows must follow
+        from one sequence, or shards would not add up.
     """
 
     scan: str
     keys: Keys
     measures: tuple[str, ...]
+    view: str | None = None
 
 
 class Statistic(Protocol):
@@ -109,19 +120,38 @@ def how_to_get(columns: frozenset[str] | set[str]) -> str:
     return "; ".join(dict.fromkeys(h for h in hints if h)) or "log these columns"
 
 
-def scan_query(requests: Sequence[Request], present: frozenset[str], source: str = "tokens") -> str:
-    """Return the one query that serves `requests` (all of one scan)."""
+def scan_query(
+    requests: Sequence[Request], present: frozenset[str], source: str = "tokens", sequences: str = "sequences"
+) -> str:
+    """Return the one query that serves `requests` (all of one scan) from two tables of the log."""
     keys: dict[str, str] = {}
     measures: dict[str, Measure] = {}
     for request in requests:
         for name, sql in request.keys.items():
             if keys.setdefault(name, sql) != sql:
                 raise ValueError(f"key '{name}' is asked for with two meanings in scan '{request.scan}'")
-        measures.update((name, MEASURES[name]) for name in request.measures)
+        for name in request.measures:
+            if (found := measure(name)) is None:
+                raise KeyError(name)
+            measures[name] = found
+    views = {request.view for request in requests}
+    if len(views) > 1:
+        raise ValueError(f"scan '{requests[0].scan}' is asked for over two views")
+    view = views.pop()
     columns = [f"{sql} as {quote_ident(name)}" for name, sql in keys.items()]
     columns += [m.aggregate for m in measures.values()]
     group = f"group by {', '.join(str(i + 1) for i in range(len(keys)))}" if keys else ""
-    return f"with {tok(present, source)}\nselect {', '.join(columns)}\nfrom tok\n{group}"
+    selected = f"select {', '.join(columns)}\nfrom {'tok' if view is None else 'viewed'}\n{group}"
+    if view is None:
+        return f"with {tok(present, source)}\n{selected}"
+    # A CTE that is read twice would be written to memory whole: here that is the log.
+    return f"""with {LOG_TOKENS} as not materialized (select * from {source}),
+{LOG_SEQUENCES} as not materialized (select * from {sequences}),
+{tok(present, source)},
+viewed as (
+{view}
+)
+{selected}"""
 
 
 def _scan(store: Store, requests: Sequence[Request], present: frozenset[str]) -> dict[str, str]:
