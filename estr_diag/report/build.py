@@ -10,6 +10,7 @@ from typing import Any
 from estr_diag import __version__
 from estr_diag.checks import run_checks
 from estr_diag.ingestion.registry import adapters
+from estr_diag.report import sections
 from estr_diag.report.document import Document
 from estr_diag.report.verdict import verdict
 from estr_diag.result import Result, json_number
@@ -17,8 +18,14 @@ from estr_diag.rules.base import Rule
 from estr_diag.rules.replay import Agreement, Replay
 from estr_diag.stats.consistency import Consistency
 from estr_diag.stats.coverage import coverage
+from estr_diag.stats.decomposition import Decomposition, NoiseShare
 from estr_diag.stats.entropy_bins import QUANTILES, EntropyBins
-from estr_diag.stats.grid import DEFAULT_BINS, EntropyGrid, quantile_grid
+from estr_diag.stats.grid import DEFAULT_BINS, GINI, EntropyGrid, quantile_grid
+from estr_diag.stats.scaling import Scaling
+from estr_diag.stats.sequence_weights import WeightsByLength
+from estr_diag.stats.staleness import Staleness, Versions
+from estr_diag.stats.switches import EventStudy
+from estr_diag.stats.weights import Weights, token_tail
 from estr_diag.store.database import Store
 from estr_diag.store.engine import Statistic, how_to_get, run
 
@@ -55,7 +62,7 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, n_bins: int | Non
     findings = run_checks(store)
     grid = _grid(store, present, facts["n_counted"], n_bins)
     possible = tuple(r for r in rules if r.needs <= present and present >= _PAIR)
-    outcome = run(store, _statistics(possible, grid, present), {"source": source})
+    outcome = run(store, _statistics(store, possible, grid, present), {"source": source})
     results = outcome.results
     bins = _entropy_bins(results.get("bins"), results.get("bins_by_lag"))
     document = {
@@ -71,20 +78,37 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, n_bins: int | Non
             "by_lag": _grouped_metrics(results.get("by_lag"), "lag"),
         },
         "entropy_bins": bins,
+        "scaling": sections.scaling(results.get("scaling")),
+        "decomposition": sections.decomposition(
+            results.get("decomposition"), results.get("noise_share"), [b["_bin"] for b in bins]
+        ),
+        "switches": sections.switches(results, facts["n_sequences_with_switch"]),
+        "weights": sections.weights(results),
         "rules": _rules(possible, results, [b["_bin"] for b in bins]),
         "agreement": results["agreement"].rows() if "agreement" in results else [],
-        "not_computed": _not_computed(store, rules, present),
+        "not_computed": _not_computed(store, rules, present) + _unsplit(results),
     }
     document["verdict"] = verdict(document)
     return Document.model_validate(json_number(document))
 
 
-def _statistics(rules: tuple[Rule, ...], grid: EntropyGrid | None, present: frozenset[str]) -> dict[str, Statistic]:
+def _statistics(
+    store: Store, rules: tuple[Rule, ...], grid: EntropyGrid | None, present: frozenset[str]
+) -> dict[str, Statistic]:
     wanted: dict[str, Statistic] = {"overall": Consistency(), "by_step": Consistency("step")}
     versions = present >= _VERSIONS
     if versions:
         wanted["by_lag"] = Consistency("lag")
+    if present >= _PAIR:
+        wanted["weights"] = Weights(token_tail(store, present))
+        wanted["weights_by_length"] = WeightsByLength()
+        wanted["event_study"], wanted["staleness"] = EventStudy(), Staleness()
+        if "policy_version" in present:
+            wanted["versions"] = Versions()
     if grid is not None and present >= _PAIR:
+        grids = (grid, quantile_grid(store, present, grid.n_bins - 1, GINI)) if "collision" in present else (grid,)
+        wanted["scaling"] = Scaling(grids)
+        wanted["decomposition"], wanted["noise_share"] = Decomposition(grid), NoiseShare(grid)
         wanted["bins"] = EntropyBins(grid)
         if versions:
             wanted["bins_by_lag"] = EntropyBins(grid, by_lag=True)
@@ -234,6 +258,23 @@ def _by_rule(result: Result | None, key: str) -> defaultdict[str, list[dict[str,
         kept = ("n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share")
         rows[row["rule"]].append({key: row[key], **{k: row[k] for k in kept}})
     return rows
+
+
+def _unsplit(results: Mapping[str, Result]) -> list[dict[str, str]]:
+    """Return what a statistic found that it cannot compute, though its columns are there."""
+    entries = []
+    study = results.get("event_study")
+    if study is not None and not len(study):
+        entries.append(_reason("event study around version switches", study.notes[0]))
+    split = results.get("decomposition")
+    if split is not None and split.parameters["method"] == "none":
+        entries.append(_reason("noise against exploration", split.notes[-1]))
+    return entries
+
+
+def _reason(what: str, note: str) -> dict[str, str]:
+    why, _, how = note.partition("; ")
+    return {"what": what, "why": why, "how_to_get_it": how or why}
 
 
 def _not_computed(store: Store, rules: Sequence[Rule], present: frozenset[str]) -> list[dict[str, str]]:

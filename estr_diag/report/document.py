@@ -130,6 +130,115 @@ class EntropyBin(_Part):
     off_mode: Half
 
 
+Interval = Annotated[list[float | None], Field(min_length=2, max_length=2, description="95 % interval, [low, high]")]
+
+
+class LocalExponent(_Part):
+    """Slope from one bin to the next."""
+
+    lo: float
+    hi: float
+    exponent: float | None
+    ci: Interval
+
+
+class ScalingFit(_Part):
+    """E[delta^2] = amplitude * scale ^ exponent, by weighted least squares over bins."""
+
+    scale: Annotated[str, Field(description="entropy, or gini (1 - sum p^2)")]
+    exponent: float | None
+    ci: Interval
+    amplitude: float | None
+    r2: float | None
+    law_holds: Annotated[bool | None, Field(description="whether the paper's exponent 1 lies inside the interval")]
+    reason: Annotated[str | None, Field(description="why it cannot be told")]
+    better: Annotated[bool | None, Field(description="whether this scale fits better, where two are logged")]
+    n_bins: int
+    local_exponents: list[LocalExponent]
+
+
+class Scaling(ScalingFit):
+    """The fit against entropy, and the others that the log allows."""
+
+    others: list[ScalingFit]
+
+
+class NoiseCell(_Part):
+    """Noise and exploration in one entropy bin at one lag."""
+
+    bin: Annotated[int, Field(description="index into entropy_bins")]
+    lag: int | None
+    n: int
+    n_sequences: int
+    noise: float | None
+    exploration: float | None
+    se: Annotated[float | None, Field(description="of exploration")]
+    ci: Interval
+    total: float | None
+    small: Annotated[bool, Field(description="too few tokens to read")]
+
+
+class LagShare(_Part):
+    """Share of the squared deviation that is noise, at one lag."""
+
+    lag: int | None
+    n: int
+    noise_share: float | None
+    ci: Interval
+
+
+class Decomposition(_Part):
+    """Noise against exploration."""
+
+    method: Literal["exact", "lag_contrast", "extrapolated", "none"]
+    assumption: str
+    noise_share: float | None
+    ci: Interval
+    by_lag: list[LagShare]
+    crossover_entropy: Annotated[float | None, Field(description="H above which exploration exceeds noise, nat")]
+    crossover: Annotated[str, Field(description="the same in words, or why there is none")]
+    cells: list[NoiseCell]
+    notes: list[str]
+
+
+class Switches(_Part):
+    """Weight versions that change inside a trajectory, and staleness."""
+
+    n_sequences_with_switch: int | None
+    event_study: Annotated[
+        list[dict[str, float | int | None]],
+        Field(description="by offset from the nearest switch: means, matched controls and differences, each with se"),
+    ]
+    intra: Annotated[dict[str, int], Field(description="v_last - v_first -> sequences")]
+    inter: Annotated[dict[str, int], Field(description="v_target - v_last -> sequences")]
+    by_version: list[dict[str, float | int | None]]
+    notes: list[str]
+
+
+class LengthBucket(_Part):
+    """Sequences of about one length."""
+
+    length_lo: int
+    length_hi: int
+    n_sequences: int
+    mean_length: float | None
+    kl_k3: float | None
+    t_times_kl: float | None
+    ess_sequence: float | None
+
+
+class Weights(_Part):
+    """What importance weights leave of the sample."""
+
+    ess_token: float | None
+    ess_sequence: float | None
+    khat_token: float | None
+    khat_sequence: float | None
+    readings: dict[str, str]
+    by_length: list[LengthBucket]
+    length_limit: Annotated[str, Field(description="the length at which sequence ratios become useless")]
+
+
 class RuleGroup(_Part):
     """One group of a rule's breakdown."""
 
@@ -217,6 +326,10 @@ class Document(_Part):
     stamped: Annotated[list[str], Field(description="columns that a check found broken; what rests on them is stamped")]
     consistency: Consistency
     entropy_bins: list[EntropyBin]
+    scaling: Scaling | None
+    decomposition: Decomposition | None
+    switches: Switches | None
+    weights: Weights | None
     rules: list[RuleResult]
     agreement: list[Pair]
     not_computed: list[NotComputed]
