@@ -19,8 +19,17 @@ from estr_diag.ingestion.pipeline import ingest as run_ingest
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
 from estr_diag.stats.consistency import Consistency
+from estr_diag.stats.contrast import Method
+from estr_diag.stats.decomposition import Decomposition, NoiseShare
+from estr_diag.stats.empirical_scale import EmpiricalScale
 from estr_diag.stats.entropy_bins import EntropyBins
-from estr_diag.stats.grid import DEFAULT_BINS, quantile_grid
+from estr_diag.stats.framework_metrics import FrameworkMetrics
+from estr_diag.stats.grid import DEFAULT_BINS, GINI, EntropyGrid, quantile_grid
+from estr_diag.stats.scaling import Scaling
+from estr_diag.stats.sequence_weights import WeightsByLength
+from estr_diag.stats.staleness import Staleness, Versions
+from estr_diag.stats.switches import EventStudy
+from estr_diag.stats.weights import Weights, token_tail
 from estr_diag.store.database import Store, is_store
 from estr_diag.store.engine import Statistic, how_to_get, run
 
@@ -55,10 +64,53 @@ class Log:
 
     def entropy_bins(self, by: Literal["overall", "lag"] = "overall", n_bins: int = DEFAULT_BINS) -> Result:
         """Return the moments and quantiles of delta in quantile bins of the entropy."""
+        return self._one(EntropyBins(self._grid(n_bins), by_lag=by == "lag"))
+
+    def scaling(self, n_bins: int = DEFAULT_BINS) -> Result:
+        """Return the scaling law of E[delta^2] against H, and against 1 - G where ``collision`` is logged."""
         present = frozenset(self.store.column_counts())
-        if "entropy" not in present:
-            raise MissingColumnError("entropy_bins", ["entropy"], how_to_get({"entropy"}))
-        return self._one(EntropyBins(quantile_grid(self.store, present, n_bins), by_lag=by == "lag"))
+        grids = [self._grid(n_bins)]
+        if "collision" in present:
+            grids.append(quantile_grid(self.store, present, n_bins, GINI))
+        return self._one(Scaling(tuple(grids)))
+
+    def decomposition(
+        self, method: Method | None = None, n_bins: int = DEFAULT_BINS, *, by_position: bool = False
+    ) -> Result:
+        """Return noise and exploration by entropy bin and lag, by the best method that the log allows."""
+        return self._one(Decomposition(self._grid(n_bins), method, by_position))
+
+    def noise_share(self, method: Method | None = None, n_bins: int = DEFAULT_BINS) -> Result:
+        """Return the share of the squared deviation that is noise: over the whole log (first row) and by lag."""
+        return self._one(NoiseShare(self._grid(n_bins), method))
+
+    def empirical_scale(self, n_bins: int = DEFAULT_BINS) -> Result:
+        """Return the isotonic scale m2(H) of delta^2."""
+        return self._one(EmpiricalScale(self._grid(n_bins)))
+
+    def event_study(self, window: int = 32) -> Result:
+        """Return means by offset from the nearest version switch, against matched controls."""
+        return self._one(EventStudy(window))
+
+    def staleness(self) -> Result:
+        """Return the distributions of lag, intra and inter."""
+        return self._one(Staleness())
+
+    def versions(self) -> Result:
+        """Return the share of tokens and the gap by policy version."""
+        return self._one(Versions())
+
+    def weights(self) -> Result:
+        """Return effective sample sizes and Pareto k-hat of token and sequence ratios, with their reading."""
+        return self._one(Weights(token_tail(self.store, frozenset(self.store.column_counts()))))
+
+    def weights_by_length(self) -> Result:
+        """Return how sequence ratios degrade with the length of the sequence."""
+        return self._one(WeightsByLength())
+
+    def framework_metrics(self, framework: str | None = None, by: Literal["overall", "step"] = "overall") -> Result:
+        """Return the numbers that trainers' dashboards show, under their own names."""
+        return self._one(FrameworkMetrics(by, framework))
 
     def compare(self, rules: Sequence[Rule] | None = None, by: Literal["overall", "step", "lag"] = "overall") -> Result:
         """Return what each mask rule would keep."""
@@ -111,6 +163,12 @@ class Log:
     def __repr__(self) -> str:
         n = self.store.rows("select coalesce(sum(n_tokens), 0) as tokens, count(*) as sequences from sequences")[0]
         return f"<Log {self.source}: {n['sequences']:,} sequences, {n['tokens']:,} response tokens>"
+
+    def _grid(self, n_bins: int) -> EntropyGrid:
+        present = frozenset(self.store.column_counts())
+        if "entropy" not in present:
+            raise MissingColumnError("entropy bins", ["entropy"], how_to_get({"entropy"}))
+        return quantile_grid(self.store, present, n_bins)
 
     def _one(self, statistic: Statistic) -> Result:
         outcome = run(self.store, {"it": statistic}, {"source": self.source})

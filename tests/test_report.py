@@ -213,3 +213,79 @@ def test_tokens_without_an_entropy_are_said_to_be_in_no_bin() -> None:
     assert sum(b["n"] for b in d["entropy_bins"]) == d["log"]["n_counted"] - inside
     estr = next(r for r in d["rules"] if r["name"] == "estr")
     assert estr["undecided_tokens"] == inside
+
+
+def test_the_papers_statistics_in_the_report_are_those_of_the_python_api() -> None:
+    log = make_log(9, sequences=60, mean_length=150)
+    with store_of(log) as store:
+        opened = Log(store, "made up")
+        d = opened.report(n_bins=6).to_json()
+        scaling, share = opened.scaling(6).rows()[0], opened.noise_share(n_bins=6).rows()[0]
+        weights = {r["quantity"]: r["value"] for r in opened.weights().rows()}
+        cells = opened.decomposition(n_bins=6).rows()
+    assert d["scaling"]["exponent"] == scaling["exponent"]
+    assert d["scaling"]["ci"] == [scaling["ci_low"], scaling["ci_high"]]
+    assert d["decomposition"]["method"] == "lag_contrast"
+    assert d["decomposition"]["noise_share"] == share["noise_share"]
+    assert len(d["decomposition"]["cells"]) == len(cells)
+    by_bin = {(d["entropy_bins"][c["bin"]]["lo"], c["lag"]): c["exploration"] for c in d["decomposition"]["cells"]}
+    assert by_bin == {(c["lo"], c["lag"]): c["exploration"] for c in cells}
+    assert {k: d["weights"][k] for k in weights} == weights
+    assert d["weights"]["ess_token"] == d["consistency"]["overall"]["ess_token"]["value"]
+    assert "engine noise is" in d["verdict"].lower()
+
+
+def test_what_versions_by_sequence_cannot_say_is_not_computed() -> None:
+    with demo() as log:
+        d = log.report().to_json()
+    assert d["switches"]["n_sequences_with_switch"] == 8
+    assert d["switches"]["event_study"] == []
+    assert d["switches"]["intra"] == {"0": 8, "1": 6, "2": 2}
+    assert any("event study" in item["what"] for item in d["not_computed"])
+
+
+def test_a_log_with_versions_by_token_has_an_event_study(data: Path) -> None:
+    d = report_of(data / "areal" / "hook" / "rollout_batch_step_12.pt")
+    offsets = [row["offset"] for row in d["switches"]["event_study"]]
+    assert 0 in offsets
+    assert offsets == sorted(offsets)
+    assert d["scaling"] is None
+    assert d["decomposition"] is None
+    assert any("scaling law" in item["what"] for item in d["not_computed"])
+
+
+def test_one_sequence_has_no_interval() -> None:
+    log = make_log(9, sequences=1, mean_length=400)
+    with store_of(log) as store:
+        d = Log(store, "one").report().to_json()
+    assert d["scaling"]["ci"] == [None, None]
+    assert d["decomposition"] is None or d["decomposition"]["ci"] == [None, None]
+
+
+@pytest.mark.parametrize("case", ["one token", "all masked", "no gap", "constant entropy", "zero entropy", "one lag"])
+def test_degenerate_logs_have_a_report(case: str) -> None:
+    log = make_log(6, sequences=8, holes=False)
+    n = len(log["seq_id"])
+    if case == "one token":
+        log = {k: v[:1] for k, v in log.items()}
+    elif case == "all masked":
+        log["loss_mask"] = np.zeros(n, dtype=bool)
+    elif case == "no gap":
+        log["logp_train"] = log["logp_infer"].copy()
+    elif case == "constant entropy":
+        log["entropy"] = np.full(n, 0.5, dtype=np.float32)
+    elif case == "zero entropy":
+        log["entropy"] = np.zeros(n, dtype=np.float32)
+    elif case == "one lag":
+        log["policy_version"] = log["trainer_version"] - 1
+    with store_of(log) as store:
+        made = Log(store, case).report()
+    jsonschema.Draft202012Validator(report_json_schema()).validate(made.to_json())
+    json.dumps(made.to_json(), allow_nan=False)
+    assert made.to_markdown()
+    from estr_diag.cli import output
+    from estr_diag.report import terminal
+
+    with output.stdout_console().capture() as drawn:
+        output.stdout_console().print(terminal.render(made.document, 80))
+    assert "nan" not in drawn.get().lower()

@@ -244,3 +244,12 @@ def test_every_rule_explains_itself(rule: Rule) -> None:
     assert rule.reference
     assert rule.needs <= {"logp_infer", "logp_train", "entropy"}
     assert parse_rules(rule.name, LIBRARY) == (rule,)
+
+
+def test_a_log_without_counted_tokens_has_a_row_for_each_rule() -> None:
+    log = make_log(3)
+    log["loss_mask"] = np.zeros_like(log["loss_mask"])
+    with store_of(log) as store:
+        rows = run(store, {"it": Replay(DEFAULT_RULES)}).results["it"].table.to_pylist()
+    assert [r["rule"] for r in rows] == [r.label for r in DEFAULT_RULES]
+    assert all(r["n"] == 0 and r["kept_share"] is None for r in rows)

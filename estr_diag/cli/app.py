@@ -207,6 +207,21 @@ def formats(json: JsonOption = False) -> None:
 
 
 @command
+def explain(
+    name: Annotated[
+        str, typer.Argument(help="A metric of ours, or the name on a trainer's dashboard.", show_default=False)
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Say what a number is: formula, unit, mean, which way is good, who calls it what."""
+    from estr_diag.cli import explain as page
+    from estr_diag.stats.explain import explain as look_up
+
+    found = look_up(name)
+    output.data(page.to_json(found)) if json else output.page(lambda _: page.render(found))
+
+
+@command
 def schema(
     name: Annotated[str | None, typer.Argument(help="Which schema; none lists them.", show_default=False)] = None,
     write: Annotated[

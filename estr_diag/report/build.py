@@ -19,7 +19,7 @@ from estr_diag.rules.replay import Agreement, Replay
 from estr_diag.stats.consistency import Consistency
 from estr_diag.stats.coverage import coverage
 from estr_diag.stats.decomposition import Decomposition, NoiseShare
-from estr_diag.stats.entropy_bins import QUANTILES, EntropyBins
+from estr_diag.stats.entropy_bins import QUANTILES, RATIO_BOUNDS, EntropyBins
 from estr_diag.stats.grid import DEFAULT_BINS, GINI, EntropyGrid, quantile_grid
 from estr_diag.stats.scaling import Scaling
 from estr_diag.stats.sequence_weights import WeightsByLength
@@ -36,8 +36,8 @@ _PAIR = frozenset({"logp_infer", "logp_train"})
 _VERSIONS = frozenset({"policy_version", "trainer_version"})
 _WHAT: tuple[tuple[str, frozenset[str]], ...] = (
     ("the gap between the engines", _PAIR),
-    ("ratio scale against entropy", frozenset({"entropy"})),
-    ("statistics by lag", _VERSIONS),
+    ("ratio scale against entropy, scaling law, noise against exploration", frozenset({"entropy"})),
+    ("statistics by lag, noise against exploration, version switches", _VERSIONS),
     ("share of the advantage that a rule keeps", frozenset({"advantage"})),
 )
 """What a report cannot say without some columns."""
@@ -86,7 +86,7 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, n_bins: int | Non
         "weights": sections.weights(results),
         "rules": _rules(possible, results, [b["_bin"] for b in bins]),
         "agreement": results["agreement"].rows() if "agreement" in results else [],
-        "not_computed": _not_computed(store, rules, present) + _unsplit(results),
+        "not_computed": _not_computed(store, rules, present) + _unsplit(results, facts),
     }
     document["verdict"] = verdict(document)
     return Document.model_validate(json_number(document))
@@ -213,6 +213,8 @@ def _entropy_bins(bins: Result | None, by_lag: Result | None) -> list[dict[str, 
             **{k: row[k] for k in same},
             "se_mean_sq_delta": row["mean_sq_delta_se"],
             "quantiles": {name: row[name] for name in QUANTILES},
+            "exceedances": {f"{r:g}": row[f"p_ratio_beyond_{r:.12g}"] for r in RATIO_BOUNDS},
+            "small": row["small"],
             "by_lag": cells[row["entropy_bin"]],
             "mode": {"n": row["n"] - row["n_off_mode"], "mean_sq_delta": row["mode_mean_sq_delta"]},
             "off_mode": {"n": row["n_off_mode"], "mean_sq_delta": row["off_mode_mean_sq_delta"]},
@@ -260,11 +262,11 @@ def _by_rule(result: Result | None, key: str) -> defaultdict[str, list[dict[str,
     return rows
 
 
-def _unsplit(results: Mapping[str, Result]) -> list[dict[str, str]]:
+def _unsplit(results: Mapping[str, Result], facts: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return what a statistic found that it cannot compute, though its columns are there."""
     entries = []
     study = results.get("event_study")
-    if study is not None and not len(study):
+    if study is not None and not len(study) and facts["n_sequences_with_switch"] is not None:
         entries.append(_reason("event study around version switches", study.notes[0]))
     split = results.get("decomposition")
     if split is not None and split.parameters["method"] == "none":
@@ -273,7 +275,7 @@ def _unsplit(results: Mapping[str, Result]) -> list[dict[str, str]]:
 
 
 def _reason(what: str, note: str) -> dict[str, str]:
-    why, _, how = note.partition("; ")
+    why, _, how = note.removeprefix("not computed: ").partition("; ")
     return {"what": what, "why": why, "how_to_get_it": how or why}
 
 

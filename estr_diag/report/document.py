@@ -125,6 +125,10 @@ class EntropyBin(_Part):
     sq_delta_over_entropy: float | None
     mean_scaled_sq: Annotated[float | None, Field(description="mean delta^2 / (H + 0.01)")]
     quantiles: Annotated[dict[str, float | None], Field(description="of |delta|")]
+    exceedances: Annotated[
+        dict[str, float | None], Field(description="r -> share of tokens whose ratio lies outside [1/r, r]")
+    ]
+    small: Annotated[bool, Field(description="too few tokens or sequences to read")]
     by_lag: list[LagCell]
     mode: Half
     off_mode: Half

@@ -13,3 +13,6 @@ GROUPED: dict[str, str] = {"mean_abs_delta": "mean |δ|", "mean_sq_delta": "E[δ
 
 MAX_STEPS = 12
 """A page shows the first and last of more steps than this."""
+
+OFFSETS: frozenset[int] = frozenset((-32, -16, -8, -4, -2, -1, 0, 1, 2, 4, 8, 16, 32))
+"""Of the event study around a switch."""

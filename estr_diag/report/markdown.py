@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from estr_diag.report import headline
+from estr_diag.report import headline, sentences
 from estr_diag.report.document import Document
 from estr_diag.report.verdict import number, with_error
 from estr_diag.stats.metrics import BY_NAME, YARDSTICKS
@@ -88,6 +88,17 @@ def _lines(d: Document) -> Iterator[str]:
                 for b in d.entropy_bins
             ],
         )  # fmt: skip
+    for title, lines in (
+        ("Scaling law", sentences.scaling(d.scaling) if d.scaling else []),
+        ("Noise against exploration", sentences.decomposition(d.decomposition) if d.decomposition else []),
+        ("Version switches", sentences.switches(d.switches) if d.switches else []),
+        ("Importance weights", sentences.weights(d.weights) if d.weights else []),
+    ):
+        if lines:
+            yield f"## {title}"
+            yield ""
+            yield from (f"- {_escape(line)}" for line in lines)
+            yield ""
     if d.rules:
         yield "## What a mask would keep"
         yield ""

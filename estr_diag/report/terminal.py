@@ -11,7 +11,7 @@ from rich.rule import Rule as Line
 from rich.table import Table
 from rich.text import Text
 
-from estr_diag.report import headline
+from estr_diag.report import headline, sentences
 from estr_diag.report.document import Document, EntropyBin, LagMetrics, Number, RuleResult, StepMetrics
 from estr_diag.report.verdict import number, with_error
 from estr_diag.stats.metrics import BY_NAME, YARDSTICKS
@@ -50,6 +50,22 @@ def _parts(d: Document, width: int) -> Iterator[RenderableType]:
         )
         yield _title("Ratio scale against entropy" + stamp, f"H is the {whose} entropy, nat")
         yield _bins(d.entropy_bins, width)
+    if d.scaling:
+        yield _title("Scaling law" + stamp, "E[δ²] = a H^b; the paper's b is 1; 95 % intervals")
+        yield from _lines(sentences.scaling(d.scaling))
+    if d.decomposition and d.decomposition.method != "none":
+        yield _title("Noise against exploration" + stamp, d.decomposition.method.replace("_", " "))
+        yield from _lines(sentences.decomposition(d.decomposition))
+        if d.decomposition.by_lag:
+            yield _noise_by_lag(d)
+    if d.switches:
+        yield _title("Version switches" + stamp, "difference to matched positions without a switch")
+        yield from _lines(sentences.switches(d.switches))
+        if d.switches.event_study:
+            yield _event_study(d.switches.event_study)
+    if d.weights:
+        yield _title("Importance weights" + stamp)
+        yield from _lines(sentences.weights(d.weights))
     if d.rules:
         yield _title("What a mask would keep" + stamp)
         yield _rules(d.rules, width)
@@ -166,6 +182,32 @@ def _bar(value: float | None, top: float) -> str:
         return ""
     eighths = max(1, round(8 * _BAR_CELLS * value / top))
     return "█" * (eighths // 8) + (_BAR[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def _lines(texts: Sequence[str]) -> Iterator[RenderableType]:
+    for text in texts:
+        yield Padding(Text(text), (0, 0, 0, 2))
+
+
+def _noise_by_lag(d: Document) -> RenderableType:
+    assert d.decomposition is not None
+    table = _plain_table(("lag", "right"), ("tokens", "right"), ("noise share of δ²", "right"), ("95 %", "right"))
+    for row in d.decomposition.by_lag:
+        table.add_row(str(row.lag), f"{row.n:,}", _share(row.noise_share), sentences.interval(row.ci, percent=True))
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _event_study(rows: Sequence[dict[str, float | int | None]]) -> RenderableType:
+    table = _plain_table(
+        ("offset", "right"), ("tokens", "right"), ("mean |δ|", "right"), ("control", "right"), ("difference", "right")
+    )
+    for row in rows:
+        if row["offset"] in headline.OFFSETS:
+            value = with_error({"value": row["mean_abs_delta"], "se": row["mean_abs_delta_se"]})
+            control = with_error({"value": row["mean_abs_delta_control"], "se": row["mean_abs_delta_control_se"]})
+            gap = with_error({"value": row["mean_abs_delta_diff"], "se": row["mean_abs_delta_diff_se"]})
+            table.add_row(f"{row['offset']:+d}", f"{row['n']:,}", value, control, gap)
+    return Padding(table, (1, 0, 0, 0))
 
 
 def _rules(rules: Sequence[RuleResult], width: int) -> RenderableType:

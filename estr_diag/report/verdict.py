@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ def verdict(document: Mapping[str, Any]) -> str:
         for text in (
             _scale(document["entropy_bins"]),
             _lag(document["consistency"]["by_lag"]),
+            _noise(document["decomposition"]),
             _rules(document["rules"]),
         )
         if text
@@ -73,6 +75,12 @@ def _lag(groups: list[dict[str, Any]]) -> str:
     )
 
 
+def _noise(split: Mapping[str, Any] | None) -> str:
+    if split is None or split["noise_share"] is None:
+        return ""
+    return f"Engine noise is {split['noise_share']:.0%} of the squared deviation ({split['method'].replace('_', ' ')})."
+
+
 def _rules(rules: list[dict[str, Any]]) -> str:
     masking = [r for r in rules if r["name"] != "none" and r["masked_share"] is not None]
     if not masking:
@@ -93,8 +101,6 @@ def with_error(metric: Mapping[str, Any]) -> str:
         return "–"
     if not se:
         return number(value)
-    import math
-
     digits = max(0, 1 - math.floor(math.log10(se)))
     if digits > 7 or abs(value) >= 1e6:
         return f"{value:.3g} ± {se:.1g}"

@@ -102,7 +102,11 @@ order by {order}"""
     def finish(self, result: Result) -> Result:
         """Turn sums into shares and means, rule numbers into names."""
         rows = []
-        for row in result.table.to_pylist():
+        found = result.table.to_pylist()
+        if not found and not self._keys:
+            # Without counted tokens there is no group to report, and still a row for each rule.
+            found = [dict.fromkeys(result.table.column_names) | _NOTHING | {"rule": i} for i in range(len(self.rules))]
+        for row in found:
             n, kept, undecided = row["n"], row["kept_tokens"], row["undecided_tokens"]
             decided = n - undecided
             rows.append(
@@ -189,6 +193,9 @@ select {KEPT}, {UNDECIDED}, sum(n)::bigint as n from {quote_ident(scans["sums"])
             {"rules": [r.label for r in self.rules]},
             result.provenance,
         )
+
+
+_NOTHING = {"n": 0, "kept_tokens": 0, "undecided_tokens": 0}
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

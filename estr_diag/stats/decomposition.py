@@ -166,7 +166,8 @@ def _cells(log: SplitLog, grid: EntropyGrid) -> list[dict[str, Any]]:
     rows = []
     for b, i in zip(*np.nonzero(log.tokens[0]), strict=True):
         lag = log.lags[i]
-        by_definition = log.method == "lag_contrast" and lag == 0
+        # Lag 0 is what the noise is measured on; and one sequence alone has no spread between sequences.
+        unknown = (log.method == "lag_contrast" and lag == 0) or log.tokens[1, b, i] < 2
         lo, hi = grid.bounds(log.bins[b])
         rows.append(
             {
@@ -180,9 +181,9 @@ def _cells(log: SplitLog, grid: EntropyGrid) -> list[dict[str, Any]]:
                 "n_used": int(point.n[0, b, i]),
                 "n_noise": int(point.n_noise[0, b, i]),
                 **_moments(point, b, i),
-                "se": None if by_definition else _value(se[b, i]),
-                "ci_low": None if by_definition else _value(low[b, i]),
-                "ci_high": None if by_definition else _value(high[b, i]),
+                "se": None if unknown else _value(se[b, i]),
+                "ci_low": None if unknown else _value(low[b, i]),
+                "ci_high": None if unknown else _value(high[b, i]),
                 "small": bool(log.method != "none" and min(point.n[0, b, i], point.n_noise[0, b, i]) < SMALL)
                 or bool(log.tokens[0, b, i] < SMALL),
             }
@@ -195,7 +196,8 @@ def _whole(log: SplitLog, lag: int | None) -> dict[str, Any]:
     indices = list(range(len(log.lags))) if lag is None else [lag]
     point = log.point.pooled(indices)
     share, low, high = divide(point.noise, point.total), np.nan, np.nan
-    if log.replicates is not None:
+    # With one sequence in every bin there is no spread between sequences to take an interval from.
+    if log.replicates is not None and log.tokens[1][:, indices].max(initial=0) >= 2:
         drawn = log.replicates.pooled(indices)
         _, low, high = (float(x[0, 0]) for x in spread(divide(drawn.noise, drawn.total)))
     # At lag 0 the weights are the same, so only other tokens say whether exploration leads.

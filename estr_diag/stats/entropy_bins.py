@@ -29,6 +29,10 @@ HALVES: dict[str, str] = {"mode": "not off_mode", "off_mode": "off_mode"}
 _ZERO_CELL = -(1 << 20)
 
 
+RATIO_BOUNDS: tuple[float, ...] = (2.0, 5.0)
+"""r of the fixed bands [1/r, r] in play: what a fixed threshold would cut, by entropy."""
+
+
 @dataclass(frozen=True, slots=True)
 class EntropyBins:
     """Moments and quantiles of delta by entropy bin, and by lag within it.
@@ -51,7 +55,7 @@ class EntropyBins:
 
     grid: ValueGrid
     by_lag: bool = False
-    ratio_bounds: tuple[float, ...] = (2.0, 5.0)
+    ratio_bounds: tuple[float, ...] = RATIO_BOUNDS
     name: ClassVar[str] = "entropy_bins"
 
     def __post_init__(self) -> None:
