@@ -24,7 +24,7 @@ from estr_diag.stats.decomposition import Decomposition, NoiseShare
 from estr_diag.stats.empirical_scale import EmpiricalScale
 from estr_diag.stats.entropy_bins import EntropyBins
 from estr_diag.stats.framework_metrics import FrameworkMetrics
-from estr_diag.stats.grid import DEFAULT_BINS, GINI, EntropyGrid, quantile_grid
+from estr_diag.stats.grid import DEFAULT_BINS, ENTROPY, GINI, Bins, Scale, ValueGrid, choose_grid
 from estr_diag.stats.scaling import Scaling
 from estr_diag.stats.sequence_weights import WeightsByLength
 from estr_diag.stats.staleness import Staleness, Versions
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from estr_diag.report import Report
 
 DEMO = Path(__file__).parent / "samples" / "prime-rl"
+
+
+_SCALES = {scale.name: scale for scale in (ENTROPY, GINI)}
 
 
 class Log:
@@ -62,31 +65,46 @@ class Log:
         """Return every consistency metric with its standard error by sequence."""
         return self._one(Consistency(by))
 
-    def entropy_bins(self, by: Literal["overall", "lag"] = "overall", n_bins: int = DEFAULT_BINS) -> Result:
-        """Return the moments and quantiles of delta in quantile bins of the entropy."""
-        return self._one(EntropyBins(self._grid(n_bins), by_lag=by == "lag"))
+    def entropy_bins(
+        self,
+        by: Literal["overall", "lag"] = "overall",
+        bins: Bins = DEFAULT_BINS,
+        scale: Literal["entropy", "gini"] = "entropy",
+    ) -> Result:
+        """Return the moments and quantiles of delta in bins of the entropy.
 
-    def scaling(self, n_bins: int = DEFAULT_BINS) -> Result:
+        Parameters
+        ----------
+        by
+            ``lag`` also splits by policy lag.
+        bins
+            A number of quantile bins, ``log`` or ``log:12`` for equal widths, or edges in nats.
+        scale
+            ``gini`` bins 1 - sum p^2 in place of the entropy, where ``collision`` is logged.
+        """
+        return self._one(EntropyBins(self._grid(bins, _SCALES[scale]), by_lag=by == "lag"))
+
+    def scaling(self, bins: Bins = DEFAULT_BINS) -> Result:
         """Return the scaling law of E[delta^2] against H, and against 1 - G where ``collision`` is logged."""
         present = frozenset(self.store.column_counts())
-        grids = [self._grid(n_bins)]
+        grids = [self._grid(bins)]
         if "collision" in present:
-            grids.append(quantile_grid(self.store, present, n_bins, GINI))
+            grids.append(self._grid(bins, GINI))
         return self._one(Scaling(tuple(grids)))
 
     def decomposition(
-        self, method: Method | None = None, n_bins: int = DEFAULT_BINS, *, by_position: bool = False
+        self, method: Method | None = None, bins: Bins = DEFAULT_BINS, *, by_position: bool = False
     ) -> Result:
         """Return noise and exploration by entropy bin and lag, by the best method that the log allows."""
-        return self._one(Decomposition(self._grid(n_bins), method, by_position))
+        return self._one(Decomposition(self._grid(bins), method, by_position))
 
-    def noise_share(self, method: Method | None = None, n_bins: int = DEFAULT_BINS) -> Result:
+    def noise_share(self, method: Method | None = None, bins: Bins = DEFAULT_BINS) -> Result:
         """Return the share of the squared deviation that is noise: over the whole log (first row) and by lag."""
-        return self._one(NoiseShare(self._grid(n_bins), method))
+        return self._one(NoiseShare(self._grid(bins), method))
 
-    def empirical_scale(self, n_bins: int = DEFAULT_BINS) -> Result:
+    def empirical_scale(self, bins: Bins = DEFAULT_BINS) -> Result:
         """Return the isotonic scale m2(H) of delta^2."""
-        return self._one(EmpiricalScale(self._grid(n_bins)))
+        return self._one(EmpiricalScale(self._grid(bins)))
 
     def event_study(self, window: int = 32) -> Result:
         """Return means by offset from the nearest version switch, against matched controls."""
@@ -125,12 +143,12 @@ class Log:
 
         return run_checks(self.store)
 
-    def report(self, rules: Sequence[Rule] | None = None, n_bins: int | None = None) -> Report:
+    def report(self, rules: Sequence[Rule] | None = None, bins: Bins | None = None) -> Report:
         """Return the whole report: checks, statistics, mask rules."""
         from estr_diag.report import Report, build
         from estr_diag.rules import DEFAULT_RULES
 
-        return Report(build(self.store, tuple(rules or DEFAULT_RULES), source=self.source, n_bins=n_bins))
+        return Report(build(self.store, tuple(rules or DEFAULT_RULES), source=self.source, bins=bins))
 
     def sql(self, query: str) -> Result:
         """Run a read-only query over the tables ``tokens``, ``sequences``, ``runs`` and ``sources``.
@@ -164,11 +182,11 @@ class Log:
         n = self.store.rows("select coalesce(sum(n_tokens), 0) as tokens, count(*) as sequences from sequences")[0]
         return f"<Log {self.source}: {n['sequences']:,} sequences, {n['tokens']:,} response tokens>"
 
-    def _grid(self, n_bins: int) -> EntropyGrid:
+    def _grid(self, bins: Bins, scale: Scale = ENTROPY) -> ValueGrid:
         present = frozenset(self.store.column_counts())
-        if "entropy" not in present:
-            raise MissingColumnError("entropy bins", ["entropy"], how_to_get({"entropy"}))
-        return quantile_grid(self.store, present, n_bins)
+        if lacking := scale.needs - present:
+            raise MissingColumnError(f"bins of {scale.name}", sorted(lacking), how_to_get(lacking))
+        return choose_grid(self.store, present, bins, scale)
 
     def _one(self, statistic: Statistic) -> Result:
         outcome = run(self.store, {"it": statistic}, {"source": self.source})

@@ -26,7 +26,7 @@ def test_the_public_names_resolve() -> None:
 def test_every_way_in_gives_the_same_numbers(data: Path, tmp_path: Path) -> None:
     sample = data / "prime-rl" / "token_exports"
     with ed.open(sample) as direct, ed.ingest(sample, into=tmp_path / "run.duckdb") as stored, ed.demo() as demo:
-        results = [log.entropy_bins(by="lag", n_bins=4).rows() for log in (direct, stored, demo)]
+        results = [log.entropy_bins(by="lag", bins=4).rows() for log in (direct, stored, demo)]
         assert results[0] == results[1] == results[2]
         assert "16 sequences, 845 response tokens" in repr(direct)
 

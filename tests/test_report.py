@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from estr_diag.errors import UsageError
 from estr_diag.log import Log, demo, open_log
 from estr_diag.report import Report
 from estr_diag.report.document import report_json_schema
@@ -219,10 +220,10 @@ def test_the_papers_statistics_in_the_report_are_those_of_the_python_api() -> No
     log = make_log(9, sequences=60, mean_length=150)
     with store_of(log) as store:
         opened = Log(store, "made up")
-        d = opened.report(n_bins=6).to_json()
-        scaling, share = opened.scaling(6).rows()[0], opened.noise_share(n_bins=6).rows()[0]
+        d = opened.report(bins=6).to_json()
+        scaling, share = opened.scaling(6).rows()[0], opened.noise_share(bins=6).rows()[0]
         weights = {r["quantity"]: r["value"] for r in opened.weights().rows()}
-        cells = opened.decomposition(n_bins=6).rows()
+        cells = opened.decomposition(bins=6).rows()
     assert d["scaling"]["exponent"] == scaling["exponent"]
     assert d["scaling"]["ci"] == [scaling["ci_low"], scaling["ci_high"]]
     assert d["decomposition"]["method"] == "lag_contrast"
@@ -289,3 +290,26 @@ def test_degenerate_logs_have_a_report(case: str) -> None:
     with output.stdout_console().capture() as drawn:
         output.stdout_console().print(terminal.render(made.document, 80))
     assert "nan" not in drawn.get().lower()
+
+
+@pytest.mark.parametrize(("bins", "edges"), [("log:3", 3), ("0.01,0.1,1", 4), ("5", 5), ([0.05, 0.5], 3)])
+def test_bins_can_be_quantiles_log_or_edges(bins: str | list[float], edges: int) -> None:
+    with demo() as log:
+        d = log.report(bins=bins).to_json()
+    assert len([b for b in d["entropy_bins"] if b["hi"] != 0]) == edges
+    assert sum(b["n"] for b in d["entropy_bins"]) == 816
+    jsonschema.Draft202012Validator(report_json_schema()).validate(d)
+
+
+@pytest.mark.parametrize("bins", ["many", "log:x", "1,0.5", "0", "-3"])
+def test_bins_of_another_form_are_a_usage_error(bins: str) -> None:
+    with demo() as log, pytest.raises(UsageError):
+        log.report(bins=bins)
+
+
+def test_exact_quantiles_are_in_the_report() -> None:
+    with demo() as log:
+        overall = log.report().to_json()["consistency"]["overall"]
+        frame = log.sql("select abs(logp_train::double - logp_infer) as x from tokens where loss_mask").to_pandas()
+    for name, level in (("p50_abs_delta", 0.5), ("p99_abs_delta", 0.99), ("p999_abs_delta", 0.999)):
+        assert overall[name]["value"] == pytest.approx(frame.x.dropna().quantile(level), rel=1e-9)

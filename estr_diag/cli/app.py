@@ -86,7 +86,12 @@ RulesOption = Annotated[
     str | None, typer.Option("--rules", help="Mask rules, as in estr:tau=4,icepop:low=0.5:high=2.", show_default=False)
 ]
 BinsOption = Annotated[
-    int | None, typer.Option("--bins", min=1, help="Number of entropy bins.", show_default="24, fewer for a small log")
+    str | None,
+    typer.Option(
+        "--bins",
+        help="Entropy bins: a number of quantile bins, log or log:12, or edges as in 0.01,0.1,1.",
+        show_default="24, fewer for a small log",
+    ),
 ]
 OutOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write the report to a .md or .json file.", show_default=False)
@@ -275,9 +280,9 @@ def export(
 
 
 def _print_report(
-    log: Log, rules: tuple[Rule, ...] | None, bins: int | None, out: Path | None, json: bool, gates: list[Any]
+    log: Log, rules: tuple[Rule, ...] | None, bins: str | None, out: Path | None, json: bool, gates: list[Any]
 ) -> None:
-    made = log.report(rules, n_bins=bins)
+    made = log.report(rules, bins=bins)
     if out is not None:
         output.note(f"wrote {made.save(out)}")
     if json:

@@ -20,7 +20,8 @@ from estr_diag.stats.consistency import Consistency
 from estr_diag.stats.coverage import coverage
 from estr_diag.stats.decomposition import Decomposition, NoiseShare
 from estr_diag.stats.entropy_bins import QUANTILES, RATIO_BOUNDS, EntropyBins
-from estr_diag.stats.grid import DEFAULT_BINS, GINI, EntropyGrid, quantile_grid
+from estr_diag.stats.grid import DEFAULT_BINS, GINI, Bins, ValueGrid, choose_grid, quantile_grid
+from estr_diag.stats.quantiles import AbsDeltaQuantiles
 from estr_diag.stats.scaling import Scaling
 from estr_diag.stats.sequence_weights import WeightsByLength
 from estr_diag.stats.staleness import Staleness, Versions
@@ -43,7 +44,7 @@ _WHAT: tuple[tuple[str, frozenset[str]], ...] = (
 """What a report cannot say without some columns."""
 
 
-def build(store: Store, rules: Sequence[Rule], *, source: str, n_bins: int | None = None) -> Document:
+def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None = None) -> Document:
     """Compute everything a report shows.
 
     Parameters
@@ -54,37 +55,36 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, n_bins: int | Non
         Mask rules to compare.
     source
         What the user called the log.
-    n_bins
-        Entropy bins; by default 24, fewer when that would leave less than 200 tokens a bin.
+    bins
+        Entropy bins, as `grid.choose_grid` takes them; by default 24 quantile bins, fewer when that would leave less than 200 tokens a bin.
     """
     facts = coverage(store)
     present = frozenset(facts["columns"])
     findings = run_checks(store)
-    grid = _grid(store, present, facts["n_counted"], n_bins)
+    grid = _grid(store, present, facts["n_counted"], bins)
     possible = tuple(r for r in rules if r.needs <= present and present >= _PAIR)
     outcome = run(store, _statistics(store, possible, grid, present), {"source": source})
     results = outcome.results
-    bins = _entropy_bins(results.get("bins"), results.get("bins_by_lag"))
-    document = {
+    table = _entropy_bins(results.get("bins"), results.get("bins_by_lag"))
+    numbers = [row["_bin"] for row in table]
+    document: dict[str, Any] = {
         "schema": "estr-diag/report/v1",
         "estr_diag": __version__,
         "verdict": "",
-        "log": _log(store, source, facts, bins),
+        "log": _log(store, source, facts, table),
         "checks": [f.to_json() for f in findings],
         "stamped": sorted({column for f in findings if f.verdict == "found" for column in f.spoils}),
         "consistency": {
-            "overall": _metrics(results.get("overall")),
+            "overall": {**_metrics(results.get("overall")), **_quantiles(results.get("quantiles"))},
             "by_step": _grouped_metrics(results.get("by_step"), "step"),
             "by_lag": _grouped_metrics(results.get("by_lag"), "lag"),
         },
-        "entropy_bins": bins,
+        "entropy_bins": table,
         "scaling": sections.scaling(results.get("scaling")),
-        "decomposition": sections.decomposition(
-            results.get("decomposition"), results.get("noise_share"), [b["_bin"] for b in bins]
-        ),
+        "decomposition": sections.decomposition(results.get("decomposition"), results.get("noise_share"), numbers),
         "switches": sections.switches(results, facts["n_sequences_with_switch"]),
         "weights": sections.weights(results),
-        "rules": _rules(possible, results, [b["_bin"] for b in bins]),
+        "rules": _rules(possible, results, numbers),
         "agreement": results["agreement"].rows() if "agreement" in results else [],
         "not_computed": _not_computed(store, rules, present) + _unsplit(results, facts),
     }
@@ -93,13 +93,14 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, n_bins: int | Non
 
 
 def _statistics(
-    store: Store, rules: tuple[Rule, ...], grid: EntropyGrid | None, present: frozenset[str]
+    store: Store, rules: tuple[Rule, ...], grid: ValueGrid | None, present: frozenset[str]
 ) -> dict[str, Statistic]:
     wanted: dict[str, Statistic] = {"overall": Consistency(), "by_step": Consistency("step")}
     versions = present >= _VERSIONS
     if versions:
         wanted["by_lag"] = Consistency("lag")
     if present >= _PAIR:
+        wanted["quantiles"] = AbsDeltaQuantiles()
         wanted["weights"] = Weights(token_tail(store, present))
         wanted["weights_by_length"] = WeightsByLength()
         wanted["event_study"], wanted["staleness"] = EventStudy(), Staleness()
@@ -124,12 +125,12 @@ def _statistics(
     return wanted
 
 
-def _grid(store: Store, present: frozenset[str], n_counted: int, n_bins: int | None) -> EntropyGrid | None:
+def _grid(store: Store, present: frozenset[str], n_counted: int, bins: Bins | None) -> ValueGrid | None:
     if "entropy" not in present or not n_counted:
         return None
-    if n_bins is None:
-        n_bins = max(_MIN_BINS, min(DEFAULT_BINS, n_counted // _MIN_TOKENS_PER_BIN))
-    return quantile_grid(store, present, n_bins)
+    if bins is None:
+        bins = max(_MIN_BINS, min(DEFAULT_BINS, n_counted // _MIN_TOKENS_PER_BIN))
+    return choose_grid(store, present, bins)
 
 
 def _log(store: Store, source: str, facts: Mapping[str, Any], bins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -182,6 +183,13 @@ def _metrics(result: Result | None) -> dict[str, Any]:
     if result is None:
         return {}
     return {row["metric"]: {"value": row["value"], "se": row["se"], "n": row["n"]} for row in result.rows()}
+
+
+def _quantiles(result: Result | None) -> dict[str, Any]:
+    # Exact quantiles have no error by sequences: they are read off, not averaged.
+    return (
+        {} if result is None else {r["metric"]: {"value": r["value"], "se": None, "n": r["n"]} for r in result.rows()}
+    )
 
 
 def _grouped_metrics(result: Result | None, key: str) -> list[dict[str, Any]]:

@@ -115,7 +115,7 @@ class EntropyBin(_Part):
     """Moments of delta in one bin of H."""
 
     lo: float
-    hi: float
+    hi: Annotated[float | None, Field(description="null for the open bin above explicit edges")]
     n: int
     n_sequences: int
     mean_entropy: float | None
@@ -141,7 +141,7 @@ class LocalExponent(_Part):
     """Slope from one bin to the next."""
 
     lo: float
-    hi: float
+    hi: float | None
     exponent: float | None
     ci: Interval
 

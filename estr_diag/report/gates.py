@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from estr_diag.errors import GateError, UsageError, nearest
 from estr_diag.report.document import Document
 from estr_diag.stats.metrics import BY_NAME
+from estr_diag.stats.quantiles import QUANTILES
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*")
@@ -39,8 +40,9 @@ def parse(text: str) -> Gate:
         gate = None
     if gate is None:
         raise UsageError(f"--fail-on {text!r}: expected METRIC>NUMBER (or <, >=, <=), as in kl_k3>0.01")
-    if gate.metric not in BY_NAME:
-        raise UsageError(f"--fail-on {text!r}: no metric '{gate.metric}'; {nearest(gate.metric, BY_NAME)}")
+    known = {*BY_NAME, *QUANTILES}
+    if gate.metric not in known:
+        raise UsageError(f"--fail-on {text!r}: no metric '{gate.metric}'; {nearest(gate.metric, known)}")
     return gate
 
 

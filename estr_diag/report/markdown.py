@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from estr_diag.report import headline, sentences
 from estr_diag.report.document import Document
 from estr_diag.report.verdict import number, with_error
-from estr_diag.stats.metrics import BY_NAME, YARDSTICKS
+from estr_diag.stats.metrics import YARDSTICKS
 
 _MARKS = {"found": "**found**", "clear": "clear", "cannot_tell": "cannot tell"}
 
@@ -50,7 +50,7 @@ def _lines(d: Document) -> Iterator[str]:
         yield from _table(
             ("metric", "value ± se", "unit", "yardstick"),
             [
-                (f"`{n}`", with_error(values[n].model_dump()), BY_NAME[n].unit, " — ".join(YARDSTICKS.get(n, ())))
+                (f"`{n}`", with_error(values[n].model_dump()), headline.unit_of(n), " — ".join(YARDSTICKS.get(n, ())))
                 for n in shown
             ],
         )
@@ -81,7 +81,7 @@ def _lines(d: Document) -> Iterator[str]:
             ("H from", "to", "tokens", "E[δ²] ± se", "E[δ²]/H", "p50 abs δ", "p99 abs δ", "E[δ²] off-mode"),
             [
                 (
-                    number(b.lo), number(b.hi), f"{b.n:,}",
+                    number(b.lo), number(b.hi) if b.hi is not None else "∞", f"{b.n:,}",
                     with_error({"value": b.mean_sq_delta, "se": b.se_mean_sq_delta}), number(b.sq_delta_over_entropy),
                     number(b.quantiles["p50"]), number(b.quantiles["p99"]), number(b.off_mode.mean_sq_delta),
                 )

@@ -14,7 +14,7 @@ from rich.text import Text
 from estr_diag.report import headline, sentences
 from estr_diag.report.document import Document, EntropyBin, LagMetrics, Number, RuleResult, StepMetrics
 from estr_diag.report.verdict import number, with_error
-from estr_diag.stats.metrics import BY_NAME, YARDSTICKS
+from estr_diag.stats.metrics import YARDSTICKS
 
 _MARKS = {"found": ("✗", "bold red"), "clear": ("✓", "green"), "cannot_tell": ("?", "yellow")}
 _BAR = "▏▎▍▌▋▊▉█"
@@ -140,7 +140,7 @@ def _overall(d: Document, width: int) -> RenderableType:
     for name in shown:
         short, source = YARDSTICKS.get(name, ("", ""))
         yardstick = f"{short} ({source})" if source and width >= _WIDE else short
-        table.add_row(name, _value(d.consistency.overall[name]), BY_NAME[name].unit, yardstick)
+        table.add_row(name, _value(d.consistency.overall[name]), headline.unit_of(name), yardstick)
     return table
 
 
@@ -168,7 +168,7 @@ def _bins(bins: Sequence[EntropyBin], width: int) -> RenderableType:
     top = max((b.sq_delta_over_entropy or 0.0 for b in bins), default=0.0)
     for b in bins:
         row = [
-            number(b.lo), number(b.hi), f"{b.n:,}", number(b.sq_delta_over_entropy),
+            number(b.lo), number(b.hi) if b.hi is not None else "∞", f"{b.n:,}", number(b.sq_delta_over_entropy),
             with_error({"value": b.mean_sq_delta, "se": b.se_mean_sq_delta}),
         ]  # fmt: skip
         if wide:

@@ -54,7 +54,7 @@ def _gap(overall: Mapping[str, Any]) -> str:
 
 def _scale(bins: list[dict[str, Any]]) -> str:
     # One number for each end of the entropy range: the paper's law says that they are alike.
-    used = [b for b in bins if b["hi"] > 0 and b["sq_delta_over_entropy"] is not None]
+    used = [b for b in bins if b["hi"] != 0 and b["sq_delta_over_entropy"] is not None]
     if len(used) < 2:
         return ""
     low, high = used[0], used[-1]

@@ -129,6 +129,35 @@ EntropyGrid = ValueGrid
 """The grid of H, which is what a grid is unless it says otherwise."""
 
 
+Bins = int | str | Sequence[float]
+"""How bins are asked for: a number (quantiles), ``log`` or ``log:12`` (equal widths), or explicit edges."""
+
+
+def choose_grid(store: Store, present: frozenset[str], bins: Bins, scale: Scale = ENTROPY) -> ValueGrid:
+    """Return the bins that `bins` asks for.
+
+    Raises
+    ------
+    UsageError
+        A text of another form, or edges that are not ascending.
+    """
+    if isinstance(bins, int):
+        return quantile_grid(store, present, bins, scale)
+    if not isinstance(bins, str):
+        return explicit_grid(bins, scale)
+    kind, _, number = bins.partition(":")
+    try:
+        if kind == "log":
+            return log_grid(store, present, int(number) if number else DEFAULT_BINS, scale)
+        if "," in bins:
+            return explicit_grid([float(edge) for edge in bins.split(",")], scale)
+        return quantile_grid(store, present, int(bins), scale)
+    except ValueError:
+        raise UsageError(
+            f"bins {bins!r}: expected a number of quantile bins, log or log:12, or edges as in 0.01,0.1,1"
+        ) from None
+
+
 def quantile_grid(
     store: Store, present: frozenset[str], n_bins: int = DEFAULT_BINS, scale: Scale = ENTROPY
 ) -> ValueGrid:
