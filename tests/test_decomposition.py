@@ -12,7 +12,7 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from estr_diag.errors import UsageError
 from estr_diag.result import Result
-from estr_diag.stats.crossover import describe
+from estr_diag.stats.crossover import find
 from estr_diag.stats.decomposition import Decomposition, NoiseShare
 from estr_diag.stats.entropy_bins import EntropyBins
 from estr_diag.stats.grid import EntropyGrid, quantile_grid
@@ -280,7 +280,9 @@ def test_the_crossover_of_a_planted_curve() -> None:
     assert rows[2]["crossover_entropy"] == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize(("factor", "word"), [(100.0, "from the lowest bin"), (0.1, "never exceeds")])
+@pytest.mark.parametrize(
+    ("factor", "word"), [(100.0, "exploration leads wherever it can be told"), (0.1, "noise leads wherever")]
+)
 def test_no_crossover_says_which_leads(factor: float, word: str) -> None:
     moments = {(b, k): 0.01 + k * 0.01 * factor for b in (1, 2, 3) for k in (0, 1)}
     whole = compute(planted(moments), NoiseShare(GRID))[0].table.to_pylist()[0]
@@ -288,15 +290,38 @@ def test_no_crossover_says_which_leads(factor: float, word: str) -> None:
     assert word in whole["crossover"]
 
 
-def test_the_first_of_two_crossings_counts() -> None:
-    value, _ = describe(np.array([1.0, 2, 4, 8]), np.array([0.0, 3, 0, 3]), np.ones(4))
-    assert value == pytest.approx(2 ** (1 / 3))
+def _replicates(ahead: list[float], error: list[float]) -> Floats:
+    return np.array(ahead) + np.random.default_rng(0).normal(size=(500, len(ahead))) * np.array(error)
+
+
+def test_a_lead_by_chance_at_low_entropy_is_no_crossover() -> None:
+    """The point estimates cross twice; only the upper crossing is beyond sampling error."""
+    ahead, error = [0.5, -0.2, -1.0, 2.0], [5.0, 5.0, 0.1, 0.1]
+    found = find(np.array([0.001, 0.01, 0.1, 1.0]), np.array(ahead), _replicates(ahead, error))
+    assert found.value == pytest.approx(math.exp(math.log(0.1) + math.log(10) / 3))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.value is not None
+    assert 0.1 <= found.low < found.value < found.high <= 1.0
+
+
+def test_what_cannot_be_told_is_said() -> None:
+    entropy = np.array([0.01, 0.1, 1.0])
+    nothing = find(entropy, np.array([0.1, -0.1, 0.1]), _replicates([0.1, -0.1, 0.1], [5.0, 5.0, 5.0]))
+    assert nothing.text.startswith("cannot tell where exploration overtakes noise: in no entropy bin")
+    from_above = find(entropy, np.array([0.1, 0.1, 3.0]), _replicates([0.1, 0.1, 3.0], [5.0, 5.0, 0.1]))
+    assert (
+        from_above.text
+        == "exploration leads wherever it can be told, from mean H = 1 nats on; below, it cannot be told"
+    )
+    mixed = find(entropy, np.array([3.0, -3.0, 3.0]), _replicates([3.0, -3.0, 3.0], [0.1, 0.1, 0.1]))
+    assert "no single crossover" in mixed.text
+    assert {nothing.value, from_above.value, mixed.value} == {None}
+    assert find(entropy, np.ones(3), None).text.endswith("fewer than two sequences")
 
 
 def test_few_tokens_have_no_crossover() -> None:
-    value, text = describe(np.array([]), np.array([]), np.array([]))
-    assert value is None
-    assert "cannot tell" in text
+    assert "cannot tell" in find(np.array([]), np.array([]), None).text
 
 
 def test_contrasts_inside_position_buckets() -> None:

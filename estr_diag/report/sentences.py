@@ -33,8 +33,8 @@ def _fit(fit: ScalingFit) -> str:
         None: f"cannot tell whether the law holds: {fit.reason}",
     }[fit.law_holds]
     better = {True: "; this scale fits better", False: "; the other scale fits better", None: ""}[fit.better]
-    local = [number(x.exponent) for x in fit.local_exponents if x.exponent is not None]
-    between = f"; from bin to bin {', '.join(local)}" if local else ""
+    local = sorted(x.exponent for x in fit.local_exponents if x.exponent is not None)
+    between = f"; slopes from bin to bin between {number(local[0])} and {number(local[-1])}" if local else ""
     r2 = f", R² {fit.r2:.3f}" if fit.r2 is not None else ""
     return (
         f"against {name}: b = {number(fit.exponent)} {interval(fit.ci)}, a = {number(fit.amplitude)}{r2} over "
@@ -45,12 +45,8 @@ def _fit(fit: ScalingFit) -> str:
 def decomposition(split: Decomposition) -> list[str]:
     """Say the noise share, where exploration overtakes it, and what was assumed."""
     share = "–" if split.noise_share is None else f"{split.noise_share:.1%}"
-    lines = [f"{share} {interval(split.ci, percent=True)} of the squared deviation is engine noise"]
-    if split.crossover_entropy is not None:
-        lines.append(f"exploration overtakes noise at H = {number(split.crossover_entropy)} nat")
-    elif split.crossover:
-        lines.append(f"where exploration overtakes noise: {split.crossover}")
-    return [*lines, f"assumed: {split.assumption}"]
+    lines = [f"{share} {interval(split.ci, percent=True)} of the squared deviation is engine noise", split.crossover]
+    return [*(line for line in lines if line), f"assumed: {split.assumption}"]
 
 
 def switches(found: Switches) -> list[str]:

@@ -19,7 +19,7 @@ from estr_diag.stats.metrics import YARDSTICKS
 _MARKS = {"found": ("✗", "bold red"), "clear": ("✓", "green"), "cannot_tell": ("?", "yellow")}
 _BAR = "▏▎▍▌▋▊▉█"
 _BAR_CELLS = 10
-_WIDE = 100
+_WIDE = 120
 
 
 def render(document: Document, width: int) -> RenderableType:

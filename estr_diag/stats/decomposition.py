@@ -15,7 +15,7 @@ from estr_diag.schema import quote_ident
 from estr_diag.stats.bootstrap import REPLICATES, SEED
 from estr_diag.stats.clusters import SEQUENCE_KEY
 from estr_diag.stats.contrast import ASSUMPTIONS, METHODS, Method, Split, divide
-from estr_diag.stats.crossover import crossovers, describe
+from estr_diag.stats.crossover import find
 from estr_diag.stats.grid import ENTROPY, EntropyGrid
 from estr_diag.stats.split_log import BIN, CLUSTERS, MEASURES, POSITION, REPLAY_MEASURES, SplitLog, spread
 from estr_diag.store.engine import Request
@@ -226,16 +226,18 @@ def _crossover(log: SplitLog, lags: list[int]) -> dict[str, Any]:
     entropy = divide((np.nan_to_num(log.tokens[2]) * log.tokens[0])[:, lags].sum(axis=1), tokens)
     readable = (point.n[0, :, 0] >= SMALL) & (point.n_noise[0, :, 0] >= SMALL) & (entropy > 0)
     readable &= np.isfinite(point.exploration[0, :, 0])
-    entropy = entropy[readable]
-    value, text = describe(entropy, point.exploration[0, readable, 0], point.noise[0, readable, 0])
-    low = high = np.nan
-    if value is not None and log.replicates is not None:
-        drawn = log.replicates.pooled(lags, by_bin=True)
-        found = crossovers(entropy, drawn.exploration[:, readable, 0], drawn.noise[:, readable, 0])
-        _, low, high = (float(x[0]) for x in spread(found[:, None]))
+    drawn = log.replicates.pooled(lags, by_bin=True) if log.replicates is not None else None
+    found = find(
+        entropy[readable],
+        (point.exploration - point.noise)[0, readable, 0],
+        None if drawn is None else (drawn.exploration - drawn.noise)[:, readable, 0],
+    )
     return {
-        "crossover_entropy": value, "crossover_low": _value(low), "crossover_high": _value(high), "crossover": text,
-    }  # fmt: skip
+        "crossover_entropy": found.value,
+        "crossover_low": found.low,
+        "crossover_high": found.high,
+        "crossover": found.text,
+    }
 
 
 def _moments(moments: Split, b: int, i: int) -> dict[str, float | None]:
