@@ -283,16 +283,101 @@ def ratio_beyond(bound: float) -> str:
     return _BEYOND + f"{bound:.12g}".replace(".", "_")
 
 
+Ratio = Literal["raw", "c20"]
+"""How a weight is made of d: ``exp(d)``, or with d clamped to +-20 first."""
+
+_WEIGHT = re.compile(r"(sum|sum2|min|max)_weight_(raw|c20)_(truncate|mask)_([0-9a-z]+)_([0-9a-z]+)_([0-9a-z]+)")
+_SIDE = re.compile(r"n_(above|below)_(raw|c20)_([0-9a-z]+)")
+
+
+def weight_name(
+    what: Literal["sum", "sum2", "min", "max"],
+    ratio: Ratio,
+    mode: Literal["truncate", "mask"],
+    low: float,
+    high: float,
+    floor: float = 0.0,
+) -> str:
+    """Return the name of a measure of bounded importance weights.
+
+    Parameters
+    ----------
+    what
+        Sum, sum of squares, minimum or maximum of the weight.
+    mode
+        ``truncate`` moves a ratio outside [low, high] to the nearer bound, ``mask`` to 0.
+    floor
+        Raise the weight to at least this, a masked one too.
+
+    Raises
+    ------
+    ValueError
+        The bounds are not 0 <= floor, 0 <= low <= high <= `MAX_RATIO_BOUND`.
+    """
+    if not 0 <= low <= high <= MAX_RATIO_BOUND or not 0 <= floor <= high or high == 0:
+        raise ValueError(f"weights between {low} and {high}, at least {floor}: expected 0 <= low <= high, high above 0")
+    if mode == "truncate":
+        low = floor = max(low, floor)
+    return f"{what}_weight_{ratio}_{mode}_{_in_name(low)}_{_in_name(high)}_{_in_name(floor)}"
+
+
+def side_name(side: Literal["above", "below"], ratio: Ratio, bound: float) -> str:
+    """Return the name of the measure that counts tokens whose ratio is above (below) `bound`.
+
+    Raises
+    ------
+    ValueError
+        `bound` is not between 0 and `MAX_RATIO_BOUND`.
+    """
+    if not 0 <= bound <= MAX_RATIO_BOUND:
+        raise ValueError(f"a bound on the ratio is {bound}; expected a number from 0 to {MAX_RATIO_BOUND:g}")
+    return f"n_{side}_{ratio}_{_in_name(bound)}"
+
+
+def _in_name(number: float) -> str:
+    # repr keeps every digit, so two thresholds that differ never share a measure
+    return repr(float(number)).replace(".", "p").replace("-", "m").replace("+", "")
+
+
+def _from_name(text: str) -> float:
+    return float(text.replace("p", ".").replace("m", "-"))
+
+
 def measure(name: str) -> Measure | None:
     """Return the additive partial of that name, or None.
 
     A measure with a parameter has it in its name, so that requests of two statistics fuse exactly when
     they mean the same.
     """
-    if name in MEASURES or not name.startswith(_BEYOND):
-        return MEASURES.get(name)
+    if name in MEASURES:
+        return MEASURES[name]
+    pair = frozenset({"logp_infer", "logp_train"})
     try:
-        threshold = math.log(float(name.removeprefix(_BEYOND).replace("_", ".")))
+        if name.startswith(_BEYOND):
+            threshold = math.log(float(name.removeprefix(_BEYOND).replace("_", ".")))
+            return Measure(name, f"(abs(delta) > {threshold!r})::integer::double", pair)
+        if found := _SIDE.fullmatch(name):
+            side, ratio, bound = found[1], _RATIOS[found[2]], _from_name(found[3])
+            return Measure(name, f"({ratio} {'>' if side == 'above' else '<'} {bound!r})::integer::double", pair)
+        if found := _WEIGHT.fullmatch(name):
+            low, high, floor = (_from_name(text) for text in found.groups()[3:])
+            return _weight_measure(name, found[1], _RATIOS[found[2]], found[3], low, high, floor)
     except ValueError:
         return None
-    return Measure(name, f"(abs(delta) > {threshold!r})::integer::double", frozenset({"logp_infer", "logp_train"}))
+    return None
+
+
+_RATIOS = {"raw": FINITE_EXP, "c20": "ratio"}
+
+
+def _weight_measure(name: str, what: str, ratio: str, mode: str, low: float, high: float, floor: float) -> Measure:
+    weight = clamp(ratio, max(low, floor), high)
+    if mode == "mask":
+        weight = (
+            f"case when {ratio} < {low!r} or {ratio} > {high!r} then {floor!r} else greatest({ratio}, {floor!r}) end"
+        )
+    pair = frozenset({"logp_infer", "logp_train"})
+    if what == "sum2":
+        return Measure(name, f"power({weight}, 2)", pair)
+    how: Literal["sum", "min", "max"] = "max" if what == "max" else "min" if what == "min" else "sum"
+    return Measure(name, weight, pair, how)

@@ -291,7 +291,7 @@ def test_no_crossover_says_which_leads(factor: float, word: str) -> None:
 
 
 def _replicates(ahead: list[float], error: list[float]) -> Floats:
-    return np.array(ahead) + np.random.default_rng(0).normal(size=(500, len(ahead))) * np.array(error)
+    return np.asarray(np.array(ahead) + np.random.default_rng(0).normal(size=(500, len(ahead))) * np.array(error))
 
 
 def test_a_lead_by_chance_at_low_entropy_is_no_crossover() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from estr_diag.errors import UsageError, nearest
@@ -13,6 +13,7 @@ from estr_diag.stats.aliases import BY_KEY, aliases_of, candidates
 from estr_diag.stats.metric import Metric
 from estr_diag.stats.metrics import BY_NAME, YARDSTICKS
 from estr_diag.stats.quantiles import QUANTILES
+from estr_diag.stats.threshold_names import THRESHOLD_NAMES, ThresholdName, threshold_candidates
 
 Kind = Literal["metric", "alias", "rule"]
 
@@ -90,11 +91,13 @@ def explain(name: str, more: Iterable[Explanation] = ()) -> Explanation:
         return _quantile(name)
     if name in others:
         return others[name]
-    found = candidates(name)
-    if len(found) == 1:
-        return _alias(found[0])
-    if found:
-        raise UsageError(f"'{name}' is ambiguous: {', '.join(alias.key for alias in found)}")
+    plain, bounded = {alias.key: alias for alias in candidates(name)}, threshold_candidates(name)
+    keys = list(dict.fromkeys([*plain, *bounded]))
+    if len(keys) == 1:
+        told = _alias(plain[keys[0]]) if plain else _bounded(bounded[keys[0]])
+        return _also_bounded(told, bounded[keys[0]]) if plain and bounded else told
+    if keys:
+        raise UsageError(f"'{name}' is ambiguous: {', '.join(keys)}")
     raise UsageError(f"nothing is called '{name}'; {nearest(name, _names(others))}")
 
 
@@ -105,7 +108,8 @@ def names() -> tuple[str, ...]:
 
 def _names(others: Iterable[str]) -> list[str]:
     # A misspelt dashboard name is compared without its framework too.
-    return [*names(), *others, *(alias.name for alias in BY_KEY.values())]
+    bounded = dict.fromkeys(name for entry in THRESHOLD_NAMES for name in (entry.key, entry.name))
+    return [*names(), *others, *(alias.name for alias in BY_KEY.values()), *bounded]
 
 
 def _metric(metric: Metric) -> Explanation:
@@ -158,6 +162,38 @@ def _alias(alias: Alias) -> Explanation:
         differs=alias.differs,
         executed=alias.executed,
     )
+
+
+def _bounded(entries: tuple[ThresholdName, ...]) -> Explanation:
+    first = entries[0]
+    one = len({entry.formula for entry in entries}) == 1
+    differs = "; ".join(dict.fromkeys(entry.differs for entry in entries if entry.differs))
+    return Explanation(
+        name=first.key,
+        kind="alias",
+        formula=first.formula if one else "; ".join(f"{_under(entry)}: {entry.formula}" for entry in entries),
+        unit=first.unit,
+        aggregation="; ".join(dict.fromkeys(entry.aggregation for entry in entries)),
+        direction=first.direction,
+        meaning=first.meaning,
+        needs=_needs({"logp_infer", "logp_train"}),
+        edge=f"B: d = {EDGE['B']}",
+        differs="; ".join(text for text in (_bounds_of(entries), differs) if text),
+        executed=True,
+    )
+
+
+def _also_bounded(plain: Explanation, entries: tuple[ThresholdName, ...]) -> Explanation:
+    return replace(plain, differs=f"{plain.differs}; under a correction: {_bounds_of(entries)}")
+
+
+def _bounds_of(entries: tuple[ThresholdName, ...]) -> str:
+    listed = " | ".join(correction.parameters for entry in entries for correction in entry.corrections())
+    return f"depends on the trainer's bounds, r is the ratio after them: {listed}"
+
+
+def _under(entry: ThresholdName) -> str:
+    return ", ".join(f"{level} {mode}" for level, mode in entry.under)
 
 
 def _yardsticks(name: str) -> tuple[Yardstick, ...]:
