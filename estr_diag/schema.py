@@ -105,6 +105,11 @@ def quote_ident(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quote_text(value: str) -> str:
+    """Quote a SQL string, for the few statements that take no bound parameters."""
+    return "'" + value.replace("'", "''") + "'"
+
+
 _NAT = "nat"
 
 TOKENS = Table(

@@ -216,3 +216,16 @@ def test_the_tables_are_generated_from_the_schema() -> None:
             assert [c["is_nullable"] == "NO" for c in columns] == [c.required for c in table.columns]
             arrow = store.table(f"select * from {table.name}").schema
             assert [str(f.type) for f in arrow] == [str(f.type) for f in table.arrow()], table.name
+
+
+def test_a_store_in_a_folder_that_cannot_be_written_still_spills(two_steps: Path, tmp_path: Path) -> None:
+    """The spill folder is the system's, whatever the working folder is; nothing of it stays."""
+    store = tmp_path / "run.duckdb"
+    with ingest(two_steps, into=store) as log:
+        folder = log.store.rows("select current_setting('temp_directory') as d")[0]["d"]
+        log.store.connection.execute("set memory_limit = '60MB'")
+        log.store.connection.execute("create temp table big as select range as i, hash(range) as h from range(6000000)")
+        assert log.store.rows("select count(*) as n from (select * from big order by h)")[0]["n"] == 6_000_000
+    assert Path(folder).name == f"estr-diag-{os.getpid()}"
+    assert not list(Path(folder).glob("*"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["exp_001", "run.duckdb"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ import duckdb
 
 from estr_diag import schema
 from estr_diag.errors import InputError, StoreError, StoreIncompatibleError, StoreLockedError
+from estr_diag.schema import quote_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,8 +51,7 @@ class Store:
         self.path = path
         self.writable = writable
         self._final: Path | None = None
-        # DuckDB draws its own progress bar on stdout, which would break --json.
-        connection.execute("set enable_progress_bar = false")
+        _configure(connection)
 
     # -- opening ---------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class Store:
         building.replace(final)
         self.path, self._final = final, None
         self.connection = _connect(final, read_only=True)
-        self.connection.execute("set enable_progress_bar = false")
+        _configure(self.connection)
         self.writable = False
 
     def close(self) -> None:
@@ -210,6 +211,14 @@ class Store:
                 f"{self.path} has schema version {found} (written by estr-diag {meta.get('estr_diag_version', '?')}); "
                 f"this is version {schema.SCHEMA_VERSION}. Ingest the log again into a new store"
             )
+
+
+def _configure(connection: duckdb.DuckDBPyConnection) -> None:
+    # DuckDB draws its own progress bar on stdout, which would break --json.
+    connection.execute("set enable_progress_bar = false")
+    # By default it spills beside the store or into the working folder, and neither need be writable.
+    spill = Path(tempfile.gettempdir()) / f"estr-diag-{os.getpid()}"
+    connection.execute(f"set temp_directory = {quote_text(str(spill))}")
 
 
 def _clear_abandoned(path: Path) -> None:

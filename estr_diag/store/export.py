@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from estr_diag.errors import InputError, UsageError
-from estr_diag.schema import SEQUENCE_COLUMNS_IN_LOG, TOKENS, quote_ident
+from estr_diag.schema import SEQUENCE_COLUMNS_IN_LOG, TOKENS, quote_ident, quote_text
 from estr_diag.store.database import Store
 
 _FORMATS = {
@@ -42,7 +42,7 @@ def export(store: Store, target: Path) -> int:
     query = f"""
         copy (
             select {", ".join(columns)} from tokens t join sequences s using (seq_id) order by t.step, t.seq_id, t.pos
-        ) to '{str(building).replace("'", "''")}' ({_FORMATS[target.suffix]})
+        ) to {quote_text(str(building))} ({_FORMATS[target.suffix]})
     """
     try:
         store.connection.execute(query)
