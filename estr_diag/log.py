@@ -20,6 +20,7 @@ from estr_diag.result import Result
 from estr_diag.rules.base import Rule
 from estr_diag.stats.consistency import Consistency
 from estr_diag.stats.contrast import Method
+from estr_diag.stats.corrections import Level, Mode
 from estr_diag.stats.decomposition import Decomposition, NoiseShare
 from estr_diag.stats.empirical_scale import EmpiricalScale
 from estr_diag.stats.entropy_bins import EntropyBins
@@ -29,6 +30,7 @@ from estr_diag.stats.scaling import Scaling
 from estr_diag.stats.sequence_weights import WeightsByLength
 from estr_diag.stats.staleness import Staleness, Versions
 from estr_diag.stats.switches import EventStudy
+from estr_diag.stats.threshold_metrics import ThresholdMetrics
 from estr_diag.stats.weights import Weights, token_tail
 from estr_diag.store.database import Store, is_store
 from estr_diag.store.engine import Statistic, how_to_get, run
@@ -129,6 +131,20 @@ class Log:
     def framework_metrics(self, framework: str | None = None, by: Literal["overall", "step"] = "overall") -> Result:
         """Return the numbers that trainers' dashboards show, under their own names."""
         return self._one(FrameworkMetrics(by, framework))
+
+    def threshold_metrics(
+        self,
+        framework: str,
+        level: Level = "token",
+        mode: Mode = "truncate",
+        low: float | None = None,
+        high: float | None = None,
+    ) -> Result:
+        """Return what a trainer logs about its bounded importance weights, under one of its configurations.
+
+        Bounds default to the framework's own; see ``estr-diag explain rollout_corr/rollout_is_mean``.
+        """
+        return self._one(ThresholdMetrics(framework, level, mode, low, high))
 
     def compare(self, rules: Sequence[Rule] | None = None, by: Literal["overall", "step", "lag"] = "overall") -> Result:
         """Return what each mask rule would keep."""

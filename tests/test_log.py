@@ -93,3 +93,26 @@ def test_several_paths_and_a_store_cannot_be_mixed(data: Path, tmp_path: Path) -
         pass
     with pytest.raises(UsageError, match="cannot be ingested into another"):
         ed.open([tmp_path / "a.duckdb", data / "nemo-rl" / "exp_001"])
+
+
+def test_the_numbers_of_a_dashboard() -> None:
+    with ed.demo() as log:
+        verl = {r["name"]: r["value"] for r in log.framework_metrics("verl").rows()}
+        own = {r["metric"]: r["value"] for r in log.consistency().rows()}
+        bounded = {r["name"]: r["value"] for r in log.threshold_metrics("verl").rows()}
+    assert verl["rollout_corr/kl"] == own["kl_k1"]
+    assert verl["training/rollout_probs_diff_mean"] == own["prob_diff_mean"]
+    assert bounded["rollout_corr/rollout_is_mean"] == pytest.approx(own["ratio_mean"]), "no ratio reaches verl's 2.0"
+
+
+def test_every_statistic_is_a_method_that_returns_a_result() -> None:
+    with ed.demo() as log:
+        results = [
+            log.consistency("step"), log.entropy_bins("lag"), log.entropy_bins(bins="log:5"), log.scaling(),
+            log.decomposition(), log.noise_share(), log.empirical_scale(), log.event_study(), log.staleness(),
+            log.versions(), log.weights(), log.weights_by_length(), log.framework_metrics(), log.compare(by="lag"),
+        ]  # fmt: skip
+    for result in results:
+        assert isinstance(result, ed.Result)
+        assert result.to_json()["name"] == result.name
+        assert result.to_polars().height == len(result)

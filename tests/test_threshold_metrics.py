@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estr_diag.errors import UsageError
-from estr_diag.expressions import MEASURES, measure, side_name, weight_name
+from estr_diag.measures import MEASURES, measure, side_name, weight_name
 from estr_diag.result import Result
+from estr_diag.stats.corrections import CORRECTIONS, PARTS, Correction
 from estr_diag.stats.explain import explain
 from estr_diag.stats.framework_metrics import FrameworkMetrics
 from estr_diag.stats.threshold_metrics import ThresholdMetrics
-from estr_diag.stats.threshold_names import CORRECTIONS, PARTS, THRESHOLD_NAMES, Correction, threshold_candidates
+from estr_diag.stats.threshold_names import THRESHOLD_NAMES, threshold_candidates
 from estr_diag.store.database import Store
 from estr_diag.store.engine import run, scan_query
 from tests import oracles

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from estr_diag.expressions import measure
+from estr_diag.measures import measure
 from estr_diag.schema import quote_ident
 
 SEQUENCE_KEY = "seq_id"

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from estr_diag.errors import UsageError
-from estr_diag.expressions import CELLS_PER_OCTAVE, MAX_RATIO_BOUND, grid_cell, ratio_beyond
+from estr_diag.expressions import CELLS_PER_OCTAVE, grid_cell
+from estr_diag.measures import MAX_RATIO_BOUND, ratio_beyond
 from estr_diag.result import Result
 from estr_diag.schema import quote_ident
 from estr_diag.stats.clusters import SEQUENCE_KEY, cluster_means

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 
 from estr_diag.errors import UsageError, nearest
-from estr_diag.expressions import MEASURES
+from estr_diag.measures import MEASURES
 from estr_diag.result import Result
 from estr_diag.schema import quote_ident
 from estr_diag.stats.alias import Alias

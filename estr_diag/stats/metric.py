@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from estr_diag.expressions import MEASURES, Edge, on_edge
+from estr_diag.expressions import Edge
+from estr_diag.measures import MEASURES, on_edge
 
 Aggregation = Literal[
     "token mean", "token extreme", "token moments", "sequence mean", "sequence extreme", "sequence moments"

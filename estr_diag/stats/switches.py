@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from estr_diag.expressions import MEASURES, grid_cell
+from estr_diag.expressions import grid_cell
+from estr_diag.measures import MEASURES
 from estr_diag.result import Result
 from estr_diag.stats.clusters import SEQUENCE_KEY, cluster_means
 from estr_diag.store.engine import LOG_SEQUENCES, LOG_TOKENS, Request, how_to_get

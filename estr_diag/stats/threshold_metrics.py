@@ -10,11 +10,12 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 
 from estr_diag.errors import UsageError, nearest
-from estr_diag.expressions import MAX_RATIO_BOUND, measure
+from estr_diag.measures import MAX_RATIO_BOUND, measure
 from estr_diag.result import Result
 from estr_diag.schema import quote_ident
 from estr_diag.stats.clusters import SEQUENCE_KEY
-from estr_diag.stats.threshold_names import CORRECTIONS, THRESHOLD_NAMES, Correction, Level, Mode, ThresholdName
+from estr_diag.stats.corrections import CORRECTIONS, Correction, Level, Mode
+from estr_diag.stats.threshold_names import THRESHOLD_NAMES, ThresholdName
 from estr_diag.store.engine import Request
 
 _SCHEMA = [

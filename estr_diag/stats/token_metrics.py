@@ -6,7 +6,8 @@ token under inference and training engine, H the logged entropy, lag = trainer_v
 
 from __future__ import annotations
 
-from estr_diag.expressions import RATIO_ABOVE, RATIO_BELOW, RATIO_CLAMP, band_name, clamp
+from estr_diag.expressions import RATIO_CLAMP, clamp
+from estr_diag.measures import RATIO_ABOVE, RATIO_BELOW, band_name
 from estr_diag.stats.metric import Metric, extreme, mean, moments, pearson, sample_std
 
 _PROB_SUMS = ("sum_p_infer", "sum_p_train", "sum_p_infer2", "sum_p_train2", "sum_p_cross")

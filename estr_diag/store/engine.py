@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Protocol
 
 from estr_diag import __version__
 from estr_diag.errors import MissingColumnError
-from estr_diag.expressions import Measure, measure, tok
+from estr_diag.expressions import tok
+from estr_diag.measures import Measure, measure
 from estr_diag.result import Result
 from estr_diag.schema import TOKENS, quote_ident
 from estr_diag.store.database import Store
