@@ -175,7 +175,12 @@ TOKENS = Table(
             "runs.version_unit",
             get_it="log the trainer's own version, or the step it derives from",
         ),
-        Column("advantage", "float32", "advantage of the token (constant over a sequence in GRPO)"),
+        Column(
+            "advantage",
+            "float32",
+            "advantage of the token (constant over a sequence in GRPO)",
+            get_it="dump the batch after the advantages were computed",
+        ),
         Column(
             "loss_mask",
             "bool",

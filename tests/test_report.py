@@ -313,3 +313,16 @@ def test_exact_quantiles_are_in_the_report() -> None:
         frame = log.sql("select abs(logp_train::double - logp_infer) as x from tokens where loss_mask").to_pandas()
     for name, level in (("p50_abs_delta", 0.5), ("p99_abs_delta", 0.99), ("p999_abs_delta", 0.999)):
         assert overall[name]["value"] == pytest.approx(frame.x.dropna().quantile(level), rel=1e-9)
+
+
+def test_the_terminal_and_markdown_show_the_same_numbers(data: Path) -> None:
+    from estr_diag.report import sentences
+
+    with open_log(data / "areal" / "hook" / "rollout_batch_step_12.pt") as log:
+        made = log.report()
+    switches = made.document.switches
+    assert switches is not None
+    _, rows = sentences.event_study(switches)
+    assert any(row[0] == "+0" for row in rows)
+    for row in rows:
+        assert "| " + " | ".join(row) + " |" in made.to_markdown()

@@ -88,17 +88,28 @@ def _lines(d: Document) -> Iterator[str]:
                 for b in d.entropy_bins
             ],
         )  # fmt: skip
-    for title, lines in (
-        ("Scaling law", sentences.scaling(d.scaling) if d.scaling else []),
-        ("Noise against exploration", sentences.decomposition(d.decomposition) if d.decomposition else []),
-        ("Version switches", sentences.switches(d.switches) if d.switches else []),
-        ("Importance weights", sentences.weights(d.weights) if d.weights else []),
+    nothing: sentences.Cells = ((), [])
+    for title, lines, cells in (
+        ("Scaling law", sentences.scaling(d.scaling) if d.scaling else [], nothing),
+        (
+            "Noise against exploration",
+            sentences.decomposition(d.decomposition) if d.decomposition else [],
+            sentences.noise_by_lag(d.decomposition) if d.decomposition else nothing,
+        ),
+        (
+            "Version switches",
+            sentences.switches(d.switches) if d.switches else [],
+            sentences.event_study(d.switches) if d.switches else nothing,
+        ),
+        ("Importance weights", sentences.weights(d.weights) if d.weights else [], nothing),
     ):
         if lines:
             yield f"## {title}"
             yield ""
             yield from (f"- {_escape(line)}" for line in lines)
             yield ""
+        if cells[1]:
+            yield from _table(*cells)
     if d.rules:
         yield "## What a mask would keep"
         yield ""
@@ -129,7 +140,7 @@ def _lines(d: Document) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(header) + " |"
+    yield "| " + " | ".join(_escape(cell) for cell in header) + " |"
     yield "|" + "---|" * len(header)
     for row in rows:
         yield "| " + " | ".join(_escape(cell) for cell in row) + " |"

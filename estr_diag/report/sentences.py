@@ -1,11 +1,15 @@
-"""The paper's statistics in sentences: the same for the terminal and for Markdown."""
+"""The paper's statistics in sentences and short tables: the same for the terminal and for Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from estr_diag.report import headline
 from estr_diag.report.document import Decomposition, Scaling, ScalingFit, Switches, Weights
-from estr_diag.report.verdict import number
+from estr_diag.report.verdict import number, with_error
+
+Cells = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Headings and rows of a table."""
 
 _NAMES = {"entropy": "H", "gini": "1 - G"}
 
@@ -74,3 +78,32 @@ def weights(found: Weights) -> list[str]:
     return [f"{text}: {number(values[name])} ({found.readings[name]})" for name, text in names.items()] + [
         found.length_limit
     ]
+
+
+def noise_by_lag(split: Decomposition) -> Cells:
+    """Return the noise share at each lag."""
+    rows: list[tuple[str, ...]] = [
+        (str(r.lag), f"{r.n:,}", "–" if r.noise_share is None else f"{r.noise_share:.1%}", interval(r.ci, percent=True))
+        for r in split.by_lag
+    ]
+    return ("lag", "tokens", "noise share of δ²", "95 %"), rows
+
+
+def event_study(found: Switches) -> Cells:
+    """Return the mean gap around a switch, at some offsets, beside its matched control."""
+
+    def cell(row: dict[str, float | int | None], name: str) -> str:
+        return with_error({"value": row[name], "se": row[f"{name}_se"]})
+
+    rows: list[tuple[str, ...]] = [
+        (
+            f"{row['offset']:+d}",
+            f"{row['n']:,}",
+            cell(row, "mean_abs_delta"),
+            cell(row, "mean_abs_delta_control"),
+            cell(row, "mean_abs_delta_diff"),
+        )
+        for row in found.event_study
+        if row["offset"] in headline.OFFSETS
+    ]
+    return ("offset", "tokens", "mean |δ|", "control", "difference"), rows

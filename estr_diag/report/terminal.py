@@ -57,12 +57,12 @@ def _parts(d: Document, width: int) -> Iterator[RenderableType]:
         yield _title("Noise against exploration" + stamp, d.decomposition.method.replace("_", " "))
         yield from _lines(sentences.decomposition(d.decomposition))
         if d.decomposition.by_lag:
-            yield _noise_by_lag(d)
+            yield _cells(sentences.noise_by_lag(d.decomposition))
     if d.switches:
         yield _title("Version switches" + stamp, "difference to matched positions without a switch")
         yield from _lines(sentences.switches(d.switches))
         if d.switches.event_study:
-            yield _event_study(d.switches.event_study)
+            yield _cells(sentences.event_study(d.switches))
     if d.weights:
         yield _title("Importance weights" + stamp)
         yield from _lines(sentences.weights(d.weights))
@@ -189,24 +189,11 @@ def _lines(texts: Sequence[str]) -> Iterator[RenderableType]:
         yield Padding(Text(text), (0, 0, 0, 2))
 
 
-def _noise_by_lag(d: Document) -> RenderableType:
-    assert d.decomposition is not None
-    table = _plain_table(("lag", "right"), ("tokens", "right"), ("noise share of δ²", "right"), ("95 %", "right"))
-    for row in d.decomposition.by_lag:
-        table.add_row(str(row.lag), f"{row.n:,}", _share(row.noise_share), sentences.interval(row.ci, percent=True))
-    return Padding(table, (1, 0, 0, 0))
-
-
-def _event_study(rows: Sequence[dict[str, float | int | None]]) -> RenderableType:
-    table = _plain_table(
-        ("offset", "right"), ("tokens", "right"), ("mean |δ|", "right"), ("control", "right"), ("difference", "right")
-    )
+def _cells(cells: sentences.Cells) -> RenderableType:
+    headers, rows = cells
+    table = _plain_table(*((h, "right") for h in headers))
     for row in rows:
-        if row["offset"] in headline.OFFSETS:
-            value = with_error({"value": row["mean_abs_delta"], "se": row["mean_abs_delta_se"]})
-            control = with_error({"value": row["mean_abs_delta_control"], "se": row["mean_abs_delta_control_se"]})
-            gap = with_error({"value": row["mean_abs_delta_diff"], "se": row["mean_abs_delta_diff_se"]})
-            table.add_row(f"{row['offset']:+d}", f"{row['n']:,}", value, control, gap)
+        table.add_row(*row)
     return Padding(table, (1, 0, 0, 0))
 
 
