@@ -217,11 +217,17 @@ class _Archive:
             raise pickle.UnpicklingError("a file written on a big-endian machine")
 
     def pickle(self) -> IO[bytes]:
-        return io.BytesIO(self._zip.read(f"{self._root}data.pkl"))
+        return io.BytesIO(self._read("data.pkl"))
+
+    def _read(self, member: str) -> bytes:
+        # torch.save stores without compression; a compressed member could unfold to any size.
+        if self._zip.getinfo(self._root + member).compress_type != zipfile.ZIP_STORED:
+            raise pickle.UnpicklingError(f"{member} is compressed, which torch.save never does")
+        return self._zip.read(self._root + member)
 
     def storage(self, kind: StorageType, key: str, count: int) -> Storage:
         if key not in self._cache:
-            raw = self._zip.read(f"{self._root}data/{key}")
+            raw = self._read(f"data/{key}")
             values = np.frombuffer(raw, dtype=kind.dtype)
             if len(values) < count:
                 raise pickle.UnpicklingError(f"storage {key} holds {len(values)} elements of {count}")
