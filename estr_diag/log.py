@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).parent / "samples" / "prime-rl"
 
 
+_IN_MEMORY_BYTES = 64 << 20
+"""Files that hold more than this are read into a temporary store on disk."""
+
 _SCALES = {scale.name: scale for scale in (ENTROPY, GINI)}
 
 
@@ -231,7 +234,7 @@ def open_log(
     paths = _paths(path)
     if len(paths) == 1 and is_store(paths[0]):
         return Log(Store.open(paths[0]), str(paths[0]))
-    store = Store.memory()
+    store = Store.memory() if _bytes(paths) <= _IN_MEMORY_BYTES else Store.temporary()
     try:
         summary = _read(store, paths, format, options, skip_unreadable, progress)
     except BaseException:
@@ -337,6 +340,11 @@ def _read(
         raise UsageError("a store cannot be ingested into another one; export it to Parquet and ingest that")
     found = discover(paths, name, options, skip_unreadable=skip_unreadable)
     return run_ingest(store, found, options, skip_unreadable=skip_unreadable, progress=progress)
+
+
+def _bytes(paths: Sequence[Path]) -> int:
+    files = (f for p in paths for f in (p.rglob("*") if p.is_dir() else [p]) if f.is_file())
+    return sum(f.stat().st_size for f in files)
 
 
 def _paths(path: str | Path | Iterable[str | Path]) -> list[Path]:

@@ -14,9 +14,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from estr_diag import log as log_module
 from estr_diag import schema
 from estr_diag.errors import InputError, StoreError, StoreIncompatibleError, StoreLockedError
 from estr_diag.log import ingest, open_log
+from estr_diag.store import database
 from estr_diag.store.database import Store, is_store
 
 KILLED_HALF_WAY = """
@@ -229,3 +231,54 @@ def test_a_store_in_a_folder_that_cannot_be_written_still_spills(two_steps: Path
     assert Path(folder).name == f"estr-diag-{os.getpid()}"
     assert not list(Path(folder).glob("*"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["exp_001", "run.duckdb"]
+
+
+def test_a_large_ingest_is_committed_as_it_grows_and_still_appears_at_once(
+    two_steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_COMMIT_ROWS", 100)
+    seen: list[bool] = []
+    store = tmp_path / "run.duckdb"
+    with ingest(two_steps, into=store, progress=lambda *_: seen.append(store.exists())):
+        pass
+    assert not any(seen[:-1])
+    assert counts(store) == (779, 2)
+
+
+def test_a_failing_large_ingest_leaves_nothing(
+    two_steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_COMMIT_ROWS", 100)
+    text = (two_steps / "train_data_step6.jsonl").read_text()
+    (two_steps / "train_data_step7.jsonl").write_text(text[: len(text) // 2])
+    with pytest.raises(InputError):
+        ingest(two_steps, into=tmp_path / "run.duckdb")
+    assert [p.name for p in tmp_path.iterdir()] == ["exp_001"]
+
+
+def test_an_append_is_one_transaction_however_large(
+    two_steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "run.duckdb"
+    ingest(two_steps / "train_data_step5.jsonl", into=store).close()
+    monkeypatch.setattr(database, "_COMMIT_ROWS", 10)
+    text = (two_steps / "train_data_step6.jsonl").read_text()
+    (two_steps / "train_data_step7.jsonl").write_text(text[: len(text) // 2])
+    with pytest.raises(InputError):
+        ingest(two_steps, into=store, append=True)
+    assert counts(store) == (620, 1)
+
+
+def test_large_files_are_read_into_a_temporary_store(two_steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_log(two_steps) as log:
+        expected = log.consistency().rows()
+        assert log.store.path is None
+    monkeypatch.setattr(log_module, "_IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(database, "_COMMIT_ROWS", 100)
+    with open_log(two_steps) as log:
+        path = log.store.path
+        assert path is not None
+        assert path.exists()
+        assert log.consistency().rows() == expected
+    assert not path.exists()
+    assert not list(path.parent.glob(path.name + "*"))

@@ -30,6 +30,7 @@ MEMORY = ":memory:"
 SUFFIXES = (".duckdb", ".ddb", ".db")
 """File endings that name a store; everything else is a log to be ingested."""
 
+_COMMIT_ROWS = 1_000_000
 _MAGIC = b"DUCK"
 _MAGIC_OFFSET = 8
 
@@ -51,6 +52,8 @@ class Store:
         self.path = path
         self.writable = writable
         self._final: Path | None = None
+        self._temporary = False
+        self._pending = 0
         _configure(connection)
 
     # -- opening ---------------------------------------------------------------------------------
@@ -59,6 +62,21 @@ class Store:
     def memory(cls) -> Store:
         """Return an empty store that lives in memory and spills to disk if it has to."""
         store = cls(duckdb.connect(MEMORY), None, writable=True)
+        store._create_tables()
+        return store
+
+    @classmethod
+    def temporary(cls) -> Store:
+        """Return an empty store in a file of the system's temporary folder, removed when it is closed.
+
+        For logs that are too large to be read into memory.
+        """
+        handle, name = tempfile.mkstemp(prefix="estr-diag-", suffix=".duckdb")
+        os.close(handle)
+        path = Path(name)
+        path.unlink()
+        store = cls(_connect(path, read_only=False), path, writable=True)
+        store._temporary = True
         store._create_tables()
         return store
 
@@ -117,11 +135,16 @@ class Store:
         self.writable = False
 
     def close(self) -> None:
-        """Close the connection; an unpublished new store is removed."""
+        """Close the connection; a temporary or unpublished new store is removed."""
         self.connection.close()
-        if self._final is not None and self.path is not None:
+        if self._private and self.path is not None:
             self.path.unlink(missing_ok=True)
             self.path.with_name(self.path.name + ".wal").unlink(missing_ok=True)
+
+    @property
+    def _private(self) -> bool:
+        """Whether nobody else can see the file yet."""
+        return self._temporary or self._final is not None
 
     def __enter__(self) -> Store:
         return self
@@ -135,6 +158,7 @@ class Store:
     def transaction(self) -> Iterator[None]:
         """Commit at the end of the block, or leave the store as it was."""
         self.connection.execute("begin transaction")
+        self._pending = 0
         try:
             yield
         except BaseException:
@@ -143,7 +167,11 @@ class Store:
         self.connection.execute("commit")
 
     def append(self, table: schema.Table, rows: pa.Table) -> None:
-        """Append `rows`; columns that it lacks become null."""
+        """Append `rows`; columns that it lacks become null.
+
+        Uncommitted rows stay in memory. A file that nobody else can see yet is therefore committed as it
+        grows: it is its name that makes it appear, all at once.
+        """
         present = [name for name in table.names if name in rows.column_names]
         columns = ", ".join(schema.quote_ident(name) for name in present)
         self.connection.register("incoming_rows", rows)
@@ -153,6 +181,11 @@ class Store:
             )
         finally:
             self.connection.unregister("incoming_rows")
+        self._pending += rows.num_rows
+        if self._private and self._pending >= _COMMIT_ROWS:
+            self.connection.execute("commit")
+            self.connection.execute("begin transaction")
+            self._pending = 0
 
     def next_id(self, table: schema.Table, column: str) -> int:
         """Return the smallest number above every stored value of `column`."""
