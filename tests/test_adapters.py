@@ -239,3 +239,16 @@ def test_a_sequence_given_twice_is_an_error_that_names_it(data: Path, tmp_path: 
         Store.memory() as store,
     ):
         ingest(store, discover([path]))
+
+
+def test_a_file_that_a_plan_leaves_out_is_named(data: Path) -> None:
+    found = find(data / "prime-rl")
+    used = {path for unit in found.units for path in (unit.path, *unit.companions)}
+    named = {s.path: s.reason for s in found.refused}
+    binary = data / "prime-rl" / "rollouts" / "step_7" / "rank_0.bin"
+    assert binary not in used
+    assert "left out" in named[binary]
+    recognised = {p for p in (data / "prime-rl").rglob("*") if p.is_file() and p.stat().st_size}
+    assert recognised <= used | set(named) | set(found.ignored), (
+        "every file is read, joined, refused or ignored by name"
+    )

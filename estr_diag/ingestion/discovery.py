@@ -101,6 +101,13 @@ def discover(
         raise RefusedError(
             "only companion files, no log among them", path=paths[0], found=_some([p.path for p in probes])
         )
+    used = {path for unit in units for path in (unit.path, *unit.companions)}
+    # A plan may leave a file out; it may not do so in silence.
+    refused += [
+        Skipped(p.path, f"left out: {p.layout} beside another layout of the same sequences that holds more", p.adapter)
+        for p in probes
+        if p.path not in used
+    ]
     return Discovery(tuple(sorted(units, key=_order)), tuple(refused), tuple(ignored))
 
 
