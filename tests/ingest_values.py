@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,10 @@ def measured(store: Store) -> dict[str, float]:
         "n_seq_with_version_switch": sum(a != b for a, b in zip(first, last, strict=True)),
         "sum_rollout_logprob_counted": float(infer[counted].sum()),
     }
+
+
+class Evil:
+    """Unpickled by a careless reader, it makes the folder ``owned`` in the working folder."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("owned",)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from estr_diag.ingestion.adapter import ReadOptions
 from estr_diag.ingestion.discovery import discover
 from estr_diag.ingestion.pipeline import ingest
 from estr_diag.store.database import Store
-from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
+from tests.ingest_values import TOLERANCE, Evil, expected_values, measured, token_columns
 
 Ingest = Callable[..., Store]
 
@@ -172,11 +171,6 @@ def test_cut_off_file(tmp_path: Path) -> None:
     cut.write_bytes(BEFORE.read_bytes()[:20_000])
     with pytest.raises(InputError, match=r"cut off"):
         discover([cut])
-
-
-class Evil:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("owned",)
 
 
 def test_a_pickle_that_names_a_function_runs_nothing(

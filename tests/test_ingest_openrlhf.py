@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from estr_diag.errors import InputError
 from estr_diag.ingestion.discovery import discover
 from estr_diag.store.database import Store
-from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
+from tests.ingest_values import TOLERANCE, Evil, expected_values, measured, token_columns
 
 Ingest = Callable[..., Store]
 
@@ -144,11 +143,6 @@ def test_cut_off_file(tmp_path: Path) -> None:
     cut.write_bytes(HOOK.read_bytes()[:-400])
     with pytest.raises(InputError, match=r"cut off"):
         discover([cut])
-
-
-class Evil:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("owned",)
 
 
 def test_a_pickle_that_names_a_function_runs_nothing(

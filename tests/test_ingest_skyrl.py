@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from estr_diag.errors import InputError
 from estr_diag.ingestion.discovery import discover
 from estr_diag.ingestion.pipeline import ingest
 from estr_diag.store.database import Store
-from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
+from tests.ingest_values import TOLERANCE, Evil, expected_values, measured, token_columns
 
 Ingest = Callable[..., Store]
 Arrays = dict[str, NDArray[Any]]
@@ -219,11 +218,6 @@ def test_cut_off_file(tmp_path: Path, ingested: Ingest) -> None:
     cut.write_bytes(NEW.read_bytes()[:30_000])
     with pytest.raises(InputError, match=r"damaged or cut off"):
         ingested(cut)
-
-
-class Evil:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("owned",)
 
 
 def test_a_pickle_that_names_a_function_runs_nothing(

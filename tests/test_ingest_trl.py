@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from estr_diag.errors import InputError, RefusedError
 from estr_diag.ingestion.discovery import discover
 from estr_diag.ingestion.pipeline import ingest
 from estr_diag.store.database import Store
-from tests.ingest_values import TOLERANCE, expected_values, measured, token_columns
+from tests.ingest_values import TOLERANCE, Evil, expected_values, measured, token_columns
 
 Ingest = Callable[..., Store]
 
@@ -191,11 +190,6 @@ def test_cut_off_files(tmp_path: Path, ingested: Ingest) -> None:
     cut.write_bytes(ASYNC.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"samples\.jsonl:8: not valid JSON"):
         ingested(cut)
-
-
-class Evil:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("owned",)
 
 
 def test_a_pickle_that_names_a_function_runs_nothing(

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from estr_diag.expressions import tok
 from estr_diag.result import Result
+from estr_diag.schema import quote_text
 from estr_diag.store.engine import Request
 
 QUANTILES: dict[str, float] = {
@@ -52,6 +53,9 @@ class AbsDeltaQuantiles:
     def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
         """Sort the tokens of each group once for all levels."""
         levels = ", ".join(repr(level) for level in QUANTILES.values())
+        names = ", ".join(quote_text(name) for name in QUANTILES)
+        # Without a token there is no list to unnest, and still a row for each level.
+        nothing = ", ".join("null" for _ in QUANTILES)
         group = "" if self.by == "overall" else self.by
         return f"""
 with {tok(present)},
@@ -60,9 +64,9 @@ sorted as (
     from tok
     {"group by " + group if group else ""}
 )
-select {group + ", " if group else ""}unnest({list(QUANTILES)!r}) as metric, unnest(coalesce(q, {[None] * len(QUANTILES)!r})) as value, n
+select {group + ", " if group else ""}unnest([{names}]) as metric, unnest(coalesce(q, [{nothing}])) as value, n
 from sorted
-{"order by " + group + " nulls last" if group else ""}""".replace("None", "null")
+{"order by " + group + " nulls last" if group else ""}"""
 
     def finish(self, result: Result) -> Result:
         """Leave the table as it is."""
