@@ -95,7 +95,10 @@ def counted(present: Iterable[str]) -> str:
 
 
 def tok(present: Iterable[str], source: str = "tokens") -> str:
-    """Return the CTEs that define ``tok`` over `source`, for the columns that the log holds."""
+    """Return the CTEs that define ``tok`` over `source`, for the columns that the log holds.
+
+    A CTE that is read twice would be written to memory whole: here that is the log.
+    """
     present = set(present)
     base = [f"{name}::double as {name}" for name in _BASE_DOUBLES if name in present]
     base += [name for name in _BASE_AS_IS if name in present or name in ("seq_id", "step", "pos")]
@@ -106,10 +109,10 @@ def tok(present: Iterable[str], source: str = "tokens") -> str:
         if DERIVED[renamed("delta", edge)][0] <= present
     ]
     return f"""
-base as (
+base as not materialized (
     select {", ".join(base)}
     from {source}
     where {counted(present)}
 ),
-derived as (select base.*{"".join(", " + c for c in first)} from base),
-tok as (select derived.*{"".join(", " + c for c in second)} from derived)"""
+derived as not materialized (select base.*{"".join(", " + c for c in first)} from base),
+tok as not materialized (select derived.*{"".join(", " + c for c in second)} from derived)"""

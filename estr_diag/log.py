@@ -38,6 +38,7 @@ from estr_diag.store.engine import Statistic, how_to_get, run
 if TYPE_CHECKING:
     from estr_diag.checks import Finding
     from estr_diag.report import Report
+    from estr_diag.rules.comparison import Comparison
 
 DEMO = Path(__file__).parent / "samples" / "prime-rl"
 
@@ -149,12 +150,12 @@ class Log:
         """
         return self._one(ThresholdMetrics(framework, level, mode, low, high))
 
-    def compare(self, rules: Sequence[Rule] | None = None, by: Literal["overall", "step", "lag"] = "overall") -> Result:
-        """Return what each mask rule would keep."""
+    def compare(self, rules: Sequence[Rule] | None = None, bins: Bins | None = None) -> Comparison:
+        """Return what each mask rule would keep: overall, by breakdown, its two errors, and how rules agree."""
         from estr_diag.rules import DEFAULT_RULES
-        from estr_diag.rules.replay import Replay
+        from estr_diag.rules.comparison import compare
 
-        return self._one(Replay(tuple(rules or DEFAULT_RULES), by=by))
+        return compare(self.store, tuple(rules or DEFAULT_RULES), self._rule_grid(bins), {"source": self.source})
 
     def check(self) -> list[Finding]:
         """Run the detectors of broken columns."""
@@ -206,6 +207,12 @@ class Log:
         if lacking := scale.needs - present:
             raise MissingColumnError(f"bins of {scale.name}", sorted(lacking), how_to_get(lacking))
         return choose_grid(self.store, present, bins, scale)
+
+    def _rule_grid(self, bins: Bins | None = None) -> ValueGrid | None:
+        """Return entropy bins that suit the size of the log; None without entropy."""
+        from estr_diag.stats.grid import fitting_grid
+
+        return fitting_grid(self.store, self.store.present(), bins)
 
     def _one(self, statistic: Statistic) -> Result:
         outcome = run(self.store, {"it": statistic}, {"source": self.source})

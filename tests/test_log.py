@@ -71,8 +71,8 @@ def test_a_hostile_value_is_escaped_in_a_notebook() -> None:
 
 def test_rules_from_python() -> None:
     with ed.demo() as log:
-        rows = log.compare([ed.rules.estr(tau=0.01), ed.rules.icepop()]).rows()
-    assert [r["rule"] for r in rows] == ["estr:tau=0.01:eps=0.01", "icepop:low=0.5:high=5"]
+        rows = log.compare([ed.rules.estr(tau=0.01), ed.rules.icepop()]).kept.rows()
+    assert [r["rule"] for r in rows] == ["estr:tau=0.01:eps=0.01", "icepop:low=0.5:high=5", "trainer"]
     assert rows[0]["masked_tokens"] > 100
     with pytest.raises(UsageError, match="no parameter"):
         ed.rules.estr(threshold=1)
@@ -110,7 +110,7 @@ def test_every_statistic_is_a_method_that_returns_a_result() -> None:
         results = [
             log.consistency("step"), log.entropy_bins("lag"), log.entropy_bins(bins="log:5"), log.scaling(),
             log.decomposition(), log.noise_share(), log.empirical_scale(), log.event_study(), log.staleness(),
-            log.versions(), log.weights(), log.weights_by_length(), log.framework_metrics(), log.compare(by="lag"),
+            log.versions(), log.weights(), log.weights_by_length(), log.framework_metrics(), log.compare().by["lag"],
         ]  # fmt: skip
     for result in results:
         assert isinstance(result, ed.Result)

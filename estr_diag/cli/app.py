@@ -144,6 +144,32 @@ def report(
 
 
 @command
+def compare(
+    log: LogArgument,
+    rules: RulesOption = None,
+    bins: BinsOption = None,
+    json: JsonOption = False,
+    format: FormatOption = "auto",  # noqa: A002
+    map: MapOption = None,  # noqa: A002
+) -> None:
+    """What several mask rules would do to a log: kept shares, errors, agreement."""
+    from estr_diag.log import open_log
+    from estr_diag.report import CompareDocument
+
+    chosen = _rules(rules)
+    with output.progress("reading") as progress:
+        opened = open_log(log, format=format, options=_options(map, None, False, False), progress=progress)
+    with opened:
+        document = CompareDocument.model_validate(opened.compare(chosen, bins).to_json())
+    if json:
+        output.data(document.model_dump(mode="json", by_alias=True))
+        return
+    from estr_diag.report import comparison_page
+
+    output.page(lambda _: comparison_page.render(document))
+
+
+@command
 def demo(json: JsonOption = False, out: OutOption = None, rules: RulesOption = None, bins: BinsOption = None) -> None:
     """Print the report of the log that comes with the package: prime-rl's own files, written by its own code."""
     from estr_diag.log import demo as open_demo
@@ -300,9 +326,9 @@ def _print_report(
 def _rules(text: str | None) -> tuple[Rule, ...] | None:
     if text is None:
         return None
-    from estr_diag.rules import LIBRARY, parse_rules
+    from estr_diag.rules import parse_rules
 
-    chosen = parse_rules(text, LIBRARY)
+    chosen = parse_rules(text)
     if not chosen:
         raise UsageError("--rules names no rule; write it as estr:tau=4,icepop")
     return chosen

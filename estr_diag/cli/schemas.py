@@ -26,6 +26,12 @@ def _report() -> dict[str, Any]:
     return report_json_schema()
 
 
+def _compare() -> dict[str, Any]:
+    from estr_diag.report.document import compare_json_schema
+
+    return compare_json_schema()
+
+
 def _mapping() -> dict[str, Any]:
     from estr_diag.ingestion.mapping import mapping_json_schema
 
@@ -43,7 +49,8 @@ def _generators() -> dict[str, Callable[[], dict[str, Any]]]:
     from estr_diag.ingestion.registry import GENERIC, adapters
 
     trainers = {f"trainers/{name}": partial(_trainer, name) for name in adapters() if name != GENERIC}
-    return {"token_log.v1": _token_log, "report.v1": _report, "mapping.v1": _mapping, **trainers}
+    own = {"token_log.v1": _token_log, "report.v1": _report, "compare.v1": _compare, "mapping.v1": _mapping}
+    return {**own, **trainers}
 
 
 def names() -> list[str]:

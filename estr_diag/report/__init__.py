@@ -9,7 +9,7 @@ from typing import Any
 
 from estr_diag.errors import UsageError
 from estr_diag.report.build import build
-from estr_diag.report.document import Document
+from estr_diag.report.document import CompareDocument, Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +46,4 @@ class Report:
         return self.to_markdown()
 
 
-__all__ = ["Document", "Report", "build"]
+__all__ = ["CompareDocument", "Document", "Report", "build"]

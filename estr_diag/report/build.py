@@ -14,13 +14,14 @@ from estr_diag.report import sections
 from estr_diag.report.document import Document
 from estr_diag.report.verdict import verdict
 from estr_diag.result import Result, json_number
+from estr_diag.rules import comparison
 from estr_diag.rules.base import Rule
-from estr_diag.rules.replay import Agreement, Replay
+from estr_diag.rules.reproduction import reproductions
 from estr_diag.stats.consistency import Consistency
 from estr_diag.stats.coverage import coverage
 from estr_diag.stats.decomposition import Decomposition, NoiseShare
 from estr_diag.stats.entropy_bins import QUANTILES, RATIO_BOUNDS, EntropyBins
-from estr_diag.stats.grid import DEFAULT_BINS, GINI, Bins, ValueGrid, choose_grid, quantile_grid
+from estr_diag.stats.grid import GINI, Bins, ValueGrid, fitting_grid, quantile_grid
 from estr_diag.stats.quantiles import AbsDeltaQuantiles
 from estr_diag.stats.scaling import Scaling
 from estr_diag.stats.sequence_weights import WeightsByLength
@@ -29,9 +30,6 @@ from estr_diag.stats.switches import EventStudy
 from estr_diag.stats.weights import Weights, token_tail
 from estr_diag.store.database import Store
 from estr_diag.store.engine import Statistic, how_to_get, run
-
-_MIN_TOKENS_PER_BIN = 200
-_MIN_BINS = 4
 
 _PAIR = frozenset({"logp_infer", "logp_train"})
 _VERSIONS = frozenset({"policy_version", "trainer_version"})
@@ -59,10 +57,11 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None
         Entropy bins, as `grid.choose_grid` takes them; by default 24 quantile bins, fewer when that would leave less than 200 tokens a bin.
     """
     facts = coverage(store)
-    present = frozenset(facts["columns"])
+    present = store.present()
     findings = run_checks(store)
-    grid = _grid(store, present, facts["n_counted"], bins)
-    possible = tuple(r for r in rules if r.needs <= present and present >= _PAIR)
+    grid = fitting_grid(store, present, bins)
+    rules = comparison.with_trainer(rules, present)
+    possible, missing = comparison.allowed(rules, present)
     outcome = run(store, _statistics(store, possible, grid, present), {"source": source})
     results = outcome.results
     table = _entropy_bins(results.get("bins"), results.get("bins_by_lag"))
@@ -85,8 +84,9 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None
         "switches": sections.switches(results, facts["n_sequences_with_switch"]),
         "weights": sections.weights(results),
         "rules": _rules(possible, results, numbers),
+        "reproduces_trainer": _reproduced(store, present),
         "agreement": results["agreement"].rows() if "agreement" in results else [],
-        "not_computed": _not_computed(store, rules, present) + _unsplit(results, facts),
+        "not_computed": _not_computed(store, rules, missing, present) + _unsplit(results, facts),
     }
     document["verdict"] = verdict(document)
     return Document.model_validate(json_number(document))
@@ -114,23 +114,8 @@ def _statistics(
         if versions:
             wanted["bins_by_lag"] = EntropyBins(grid, by_lag=True)
     if rules:
-        wanted["rules"] = Replay(rules)
-        wanted["rules_by_step"] = Replay(rules, by="step")
-        if versions:
-            wanted["rules_by_lag"] = Replay(rules, by="lag")
-        if grid is not None:
-            wanted["rules_by_entropy_bin"] = Replay(rules, grid, by="entropy_bin")
-        if len(rules) > 1:
-            wanted["agreement"] = Agreement(rules)
+        wanted |= comparison.statistics(rules, grid, present)
     return wanted
-
-
-def _grid(store: Store, present: frozenset[str], n_counted: int, bins: Bins | None) -> ValueGrid | None:
-    if "entropy" not in present or not n_counted:
-        return None
-    if bins is None:
-        bins = max(_MIN_BINS, min(DEFAULT_BINS, n_counted // _MIN_TOKENS_PER_BIN))
-    return choose_grid(store, present, bins)
 
 
 def _log(store: Store, source: str, facts: Mapping[str, Any], bins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -234,40 +219,15 @@ def _entropy_bins(bins: Result | None, by_lag: Result | None) -> list[dict[str, 
 def _rules(rules: Sequence[Rule], results: Mapping[str, Result], bin_order: Sequence[int]) -> list[dict[str, Any]]:
     if "rules" not in results:
         return []
-    groups = {by: _by_rule(results.get(f"rules_by_{by}"), by) for by in ("entropy_bin", "lag", "step")}
-    for rows in groups["entropy_bin"].values():
-        rows[:] = [
-            {**row, "bin": bin_order.index(row["entropy_bin"])} for row in rows if row["entropy_bin"] in bin_order
-        ]
-    out = []
-    for rule, row in zip(rules, results["rules"].rows(), strict=True):
-        out.append(
-            {
-                "name": rule.name,
-                "params": {k: float(v) for k, v in rule.parameters.items()},
-                "keep": rule.keep,
-                **{
-                    k: row[k]
-                    for k in ("n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share", "masked_share")
-                },
-                "kept": {
-                    "mean_sq_delta": row["kept_mean_sq_delta"],
-                    "kl_k3": row["kept_kl_k3"],
-                    "sq_delta_share": row["kept_sq_delta_share"],
-                    "advantage_share": row["kept_advantage_share"],
-                },
-                **{f"by_{by}": rows[rule.label] for by, rows in groups.items()},
-            }
-        )
-    return out
+    by = {by: results[f"rules_by_{by}"] for by in comparison.BREAKDOWNS if f"rules_by_{by}" in results}
+    return comparison.rule_rows(rules, results["rules"], by, results.get("rule_errors"), bin_order)
 
 
-def _by_rule(result: Result | None, key: str) -> defaultdict[str, list[dict[str, Any]]]:
-    rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in result.rows() if result is not None else ():
-        kept = ("n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share")
-        rows[row["rule"]].append({key: row[key], **{k: row[k] for k in kept}})
-    return rows
+def _reproduced(store: Store, present: frozenset[str]) -> list[dict[str, Any]]:
+    if not present >= _PAIR | {"trainer_keep"}:
+        return []
+    framework = next((row["trainer"] for row in store.rows("select trainer from runs")), None)
+    return [found.to_json() for found in reproductions(store, present, framework)]
 
 
 def _unsplit(results: Mapping[str, Result], facts: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -287,11 +247,13 @@ def _reason(what: str, note: str) -> dict[str, str]:
     return {"what": what, "why": why, "how_to_get_it": how or why}
 
 
-def _not_computed(store: Store, rules: Sequence[Rule], present: frozenset[str]) -> list[dict[str, str]]:
+def _not_computed(
+    store: Store, rules: Sequence[Rule], missing: Mapping[str, frozenset[str]], present: frozenset[str]
+) -> list[dict[str, str]]:
     runs = store.rows("select adapter from runs")
     reader = adapters().get(runs[0]["adapter"]) if runs else None
     hints = reader.hints if reader else {}
-    wanted = [*_WHAT, *((f"mask rule {rule.name}", rule.needs | _PAIR) for rule in rules)]
+    wanted = [*_WHAT, *((f"mask rule {r.key}", missing[r.label]) for r in rules if r.label in missing)]
     by_lack: dict[frozenset[str], list[str]] = defaultdict(list)
     for what, needs in wanted:
         if lacking := needs - present:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from estr_diag.report import headline, sentences
+from estr_diag.report import headline, rule_tables, sentences
 from estr_diag.report.document import Document
 from estr_diag.report.verdict import number, with_error
 from estr_diag.stats.metrics import YARDSTICKS
@@ -113,17 +113,14 @@ def _lines(d: Document) -> Iterator[str]:
     if d.rules:
         yield "## What a mask would keep"
         yield ""
-        yield from _table(
-            ("rule", "kept", "masked tokens", "undecided", "E[δ²] kept", "Σδ² kept", "Σ abs A kept"),
-            [
-                (
-                    f"`{':'.join([r.name, *(f'{k}={v:g}' for k, v in r.params.items())])}`", _share(r.kept_share),
-                    f"{r.masked_tokens:,}", f"{r.undecided_tokens:,}", number(r.kept.mean_sq_delta),
-                    _share(r.kept.sq_delta_share), _share(r.kept.advantage_share),
-                )
-                for r in d.rules
-            ],
-        )  # fmt: skip
+        yield from _table(*_quoted(rule_tables.kept(d.rules)))
+        for method, table in rule_tables.errors(d.rules):
+            yield f"Noise admitted and exploration masked, {method}, 95 % intervals:"
+            yield ""
+            yield from _table(*_quoted(table))
+        for line in rule_tables.trainer(d.reproduces_trainer):
+            yield _escape(line)
+            yield ""
     if d.not_computed:
         yield "## Not computed"
         yield ""
@@ -147,6 +144,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
     yield ""
 
 
+def _quoted(cells: sentences.Cells) -> sentences.Cells:
+    # A rule's name may hold what Markdown reads as formatting.
+    headers, rows = cells
+    return headers, [(f"`{row[0]}`", *row[1:]) for row in rows]
+
+
 def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ").replace("\r", " ")
 
@@ -158,7 +161,3 @@ def _foreign(text: str) -> str:
 
 def _range(ends: Sequence[int] | None) -> str:
     return "not known" if ends is None else (str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}")
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2%}"

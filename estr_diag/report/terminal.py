@@ -11,8 +11,8 @@ from rich.rule import Rule as Line
 from rich.table import Table
 from rich.text import Text
 
-from estr_diag.report import headline, sentences
-from estr_diag.report.document import Document, EntropyBin, LagMetrics, Number, RuleResult, StepMetrics
+from estr_diag.report import headline, rule_tables, sentences
+from estr_diag.report.document import Document, EntropyBin, LagMetrics, NotComputed, Number, StepMetrics
 from estr_diag.report.verdict import number, with_error
 from estr_diag.stats.metrics import YARDSTICKS
 
@@ -36,50 +36,48 @@ def _parts(d: Document, width: int) -> Iterator[RenderableType]:
     yield from _checks(d)
     stamp = " (rests on a broken column)" if d.stamped else ""
     if d.consistency.overall:
-        yield _title("Consistency of the two engines" + stamp, "value ± standard error by sequence")
+        yield title("Consistency of the two engines" + stamp, "value ± standard error by sequence")
         yield _overall(d, width)
     if len(d.consistency.by_step) > 1:
-        yield _title("By step" + stamp)
+        yield title("By step" + stamp)
         yield _grouped("step", [(str(g.step), g) for g in _ends(d.consistency.by_step)])
     if d.consistency.by_lag:
-        yield _title("By lag" + stamp, "trainer version minus the version that generated the token")
+        yield title("By lag" + stamp, "trainer version minus the version that generated the token")
         yield _grouped("lag", [("?" if g.lag is None else str(g.lag), g) for g in d.consistency.by_lag])
     if d.entropy_bins:
         whose = {"train": "training engine's", "infer": "inference engine's"}.get(
             str(d.log.run.get("entropy_of")), "logged"
         )
-        yield _title("Ratio scale against entropy" + stamp, f"H is the {whose} entropy, nat")
+        yield title("Ratio scale against entropy" + stamp, f"H is the {whose} entropy, nat")
         yield _bins(d.entropy_bins, width)
     if d.scaling:
-        yield _title("Scaling law" + stamp, "E[δ²] = a H^b; the paper's b is 1; 95 % intervals")
-        yield from _lines(sentences.scaling(d.scaling))
+        yield title("Scaling law" + stamp, "E[δ²] = a H^b; the paper's b is 1; 95 % intervals")
+        yield from lines(sentences.scaling(d.scaling))
     if d.decomposition and d.decomposition.method != "none":
-        yield _title("Noise against exploration" + stamp, d.decomposition.method.replace("_", " "))
-        yield from _lines(sentences.decomposition(d.decomposition))
+        yield title("Noise against exploration" + stamp, d.decomposition.method.replace("_", " "))
+        yield from lines(sentences.decomposition(d.decomposition))
         if d.decomposition.by_lag:
-            yield _cells(sentences.noise_by_lag(d.decomposition))
+            yield cells(sentences.noise_by_lag(d.decomposition))
     if d.switches:
-        yield _title("Version switches" + stamp, "difference to matched positions without a switch")
-        yield from _lines(sentences.switches(d.switches))
+        yield title("Version switches" + stamp, "difference to matched positions without a switch")
+        yield from lines(sentences.switches(d.switches))
         if d.switches.event_study:
-            yield _cells(sentences.event_study(d.switches))
+            yield cells(sentences.event_study(d.switches))
     if d.weights:
-        yield _title("Importance weights" + stamp)
-        yield from _lines(sentences.weights(d.weights))
+        yield title("Importance weights" + stamp)
+        yield from lines(sentences.weights(d.weights))
     if d.rules:
-        yield _title("What a mask would keep" + stamp)
-        yield _rules(d.rules, width)
-    if d.not_computed:
-        yield _title("Not computed")
-        for item in d.not_computed:
+        yield title("What a mask would keep" + stamp)
+        yield cells(rule_tables.kept(d.rules), left=1)
+        for method, table in rule_tables.errors(d.rules):
             yield Padding(
-                Text.assemble(
-                    (f"{item.what}: ", "yellow"), f"{item.why}. ", ("To get it: ", "dim"), item.how_to_get_it
-                ),
-                (0, 0, 0, 2),
+                Text(f"noise admitted and exploration masked, {method}, 95 % intervals", style="dim"), (1, 0, 0, 0)
             )
+            yield cells(table, left=1)
+        yield from lines(rule_tables.trainer(d.reproduces_trainer))
+    yield from not_computed(d.not_computed)
     if d.log.notes or d.log.files_left_out:
-        yield _title("Notes")
+        yield title("Notes")
         for note in d.log.notes:
             yield Padding(Text(f"· {note}"), (0, 0, 0, 2))
         for file in d.log.files_left_out:
@@ -105,13 +103,14 @@ def _span(word: str, ends: Sequence[int]) -> str:
     return f"{word} {ends[0]}" if ends[0] == ends[1] else f"{word}s {ends[0]}–{ends[1]}"
 
 
-def _title(text: str, detail: str = "") -> RenderableType:
+def title(text: str, detail: str = "") -> RenderableType:
+    """Draw the heading of a section."""
     line = Text.assemble((text, "bold"), (f"  {detail}" if detail else "", "dim"))
     return Padding(Line(line, align="left", style="dim"), (1, 0, 0, 0))
 
 
 def _checks(d: Document) -> Iterator[RenderableType]:
-    yield _title("Checks")
+    yield title("Checks")
     table = Table.grid(padding=(0, 1))
     for _ in range(3):
         table.add_column()
@@ -184,42 +183,28 @@ def _bar(value: float | None, top: float) -> str:
     return "█" * (eighths // 8) + (_BAR[eighths % 8 - 1] if eighths % 8 else "")
 
 
-def _lines(texts: Sequence[str]) -> Iterator[RenderableType]:
+def lines(texts: Sequence[str]) -> Iterator[RenderableType]:
+    """Draw sentences."""
     for text in texts:
         yield Padding(Text(text), (0, 0, 0, 2))
 
 
-def _cells(cells: sentences.Cells) -> RenderableType:
-    headers, rows = cells
-    table = _plain_table(*((h, "right") for h in headers))
+def cells(drawn: sentences.Cells, left: int = 0) -> RenderableType:
+    """Draw a table whose first `left` columns are texts."""
+    headers, rows = drawn
+    table = _plain_table(*((h, "left" if i < left else "right") for i, h in enumerate(headers)))
     for row in rows:
         table.add_row(*row)
     return Padding(table, (1, 0, 0, 0))
 
 
-def _rules(rules: Sequence[RuleResult], width: int) -> RenderableType:
-    headers = [
-        ("rule", "left"),
-        ("kept", "right"),
-        ("masked", "right"),
-        ("E[δ²] kept", "right"),
-        ("Σδ² kept", "right"),
-        ("Σ|A| kept", "right"),
-    ]
-    undecided = any(r.undecided_tokens for r in rules)
-    table = _plain_table(*headers, *([("undecided", "right")] if undecided else []))
-    for r in rules:
-        label = ":".join([r.name, *(f"{k}={v:g}" for k, v in r.params.items())])
-        row = [
-            label, _share(r.kept_share), f"{r.masked_tokens:,}", number(r.kept.mean_sq_delta),
-            _share(r.kept.sq_delta_share), _share(r.kept.advantage_share),
-        ]  # fmt: skip
-        table.add_row(*row, *([f"{r.undecided_tokens:,}"] if undecided else []))
-    return table
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2%}"
+def not_computed(items: Sequence[NotComputed]) -> Iterator[RenderableType]:
+    """Say what the log does not allow, and how to get it."""
+    if items:
+        yield title("Not computed")
+    for item in items:
+        said = ((f"{item.what}: ", "yellow"), f"{item.why}. ", ("To get it: ", "dim"), item.how_to_get_it)
+        yield Padding(Text.assemble(*said), (0, 0, 0, 2))
 
 
 def _value(metric: Number) -> str:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from estr_diag.rules.base import Number, Rule, parse_rules
-from estr_diag.rules.library import DEFAULT_RULES, ESTR, ICEPOP, KPOP, LIBRARY, NONE
+from collections.abc import Callable
+
+from estr_diag.rules.base import Number, Rule
+from estr_diag.rules.library import DEFAULT_RULES, LIBRARY, find, get
+from estr_diag.rules.names import parse_rules
+
+__all__ = ["DEFAULT_RULES", "LIBRARY", "Rule", "get", "parse_rules"]
 
 
-def estr(**parameters: Number) -> Rule:
-    """Return ESTR: keep iff delta^2 / (H + eps) <= tau."""
-    return ESTR.with_parameters(parameters)
+def __getattr__(name: str) -> Callable[..., Rule]:
+    """Return a function that makes the built-in rule of that name: ``rules.estr(tau=2.0)``."""
+    rule = find(name)
+    if rule is None:
+        raise AttributeError(f"module 'estr_diag.rules' has no attribute {name!r}")
+
+    def make(**parameters: Number) -> Rule:
+        return rule.with_parameters(parameters)
+
+    make.__name__, make.__doc__ = name, f"Return the rule {name}: {rule.says}."
+    return make
 
 
-def icepop(**parameters: Number) -> Rule:
-    """Return IcePop: keep iff low <= exp(delta) <= high."""
-    return ICEPOP.with_parameters(parameters)
-
-
-def kpop(**parameters: Number) -> Rule:
-    """Return KPop: keep iff the binary KL in both directions is at most phi."""
-    return KPOP.with_parameters(parameters)
-
-
-def none() -> Rule:
-    """Return the rule that keeps every counted token."""
-    return NONE
-
-
-__all__ = ["DEFAULT_RULES", "LIBRARY", "Rule", "estr", "icepop", "kpop", "none", "parse_rules"]
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(key for key in LIBRARY if key.isidentifier())])

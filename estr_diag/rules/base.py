@@ -1,98 +1,233 @@
-"""A mask rule is data: a condition to keep a token, its parameters, and where it comes from."""
+"""A mask rule is data: when a token is kept, with which weight, on which pair of policies, and where it comes from."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from estr_diag.errors import UsageError, nearest
-from estr_diag.rules import expression
+from estr_diag.expressions import Edge
+from estr_diag.rules.language.bind import bind
+from estr_diag.rules.language.parse import parse
+from estr_diag.rules.language.sql import Dtype
+from estr_diag.rules.language.tree import Aggregate, Call, Flag, Kind, Logic, Node, Settled, mapped, needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Number = float | int
+OnMissing = Literal["undecided", "drop", "keep"]
+Denominator = Literal["unchanged", "shrinks"]
+Combine = Literal["and", "or", "not", "then"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One mask rule.
+    """One mask rule, or a combination of some.
 
     Parameters
     ----------
     name
         Field name.
     keep
-        Boolean text over token columns and parameters; see `expression`. A token whose needed column
-        is null is neither kept nor masked: it is counted as undecided.
+        Boolean text over token columns, parameters and aggregates; see `language.vocabulary`. A token on
+        which a column that the text names is missing is neither kept nor masked: it is undecided.
+    weight
+        Text of the weight of a kept token; 1 where there is none.
     parameters
         Name -> value; the library's hold the defaults.
     edge
-        Which pair of policies it looks at: B (train against infer), U (update against train), E (update
-        against infer). With one training-engine column B equals E.
+        Which pair of policies ``delta``, ``ratio``, ``p_new`` and ``p_old`` are made of: B (train against
+        infer), U (update against train), E (update against infer). With one training-engine column E is B,
+        and a rule on U sees no change.
+    dtype
+        The arithmetic. float32 reproduces trainers whose clamps vanish in it.
+    on_missing
+        What becomes of an undecided token; ``drop`` and ``keep`` reproduce a trainer that does so.
+    denominator
+        Whether the loss is still averaged over all tokens (``unchanged``) or over the kept ones (``shrinks``).
+    parts, combine
+        A combination: ``and`` and ``or`` evaluate every part on the original mask, ``then`` evaluates each on
+        what those before it left, so that its aggregates are over the remaining tokens.
+    uses
+        Rules that the text names, beside those of the library.
+    score
+        Parameter that a sweep moves when none is named.
     says
         One line for people: when it keeps a token and what the parameters mean.
     reference
         Where it comes from.
+    aliases
+        Other names in circulation.
+    framework, version, config
+        For a preset: whose rule it is, from which version on, and the options that set it.
+    checked
+        Equal to that framework's own code, token by token, on the recorded log.
     """
 
     name: str
-    keep: str
+    keep: str = "true"
     parameters: Mapping[str, Number] = field(default_factory=dict)
-    edge: str = "B"
+    weight: str = ""
+    edge: Edge = "B"
+    dtype: Dtype = "float64"
+    on_missing: OnMissing = "undecided"
+    denominator: Denominator = "unchanged"
+    parts: tuple[Rule, ...] = ()
+    combine: Combine = "and"
+    uses: Mapping[str, Rule] = field(default_factory=dict)
+    score: str = ""
     says: str = ""
     reference: str = ""
+    aliases: tuple[str, ...] = ()
+    framework: str = ""
+    version: str = ""
+    config: str = ""
+    checked: bool = False
 
     def with_parameters(self, given: Mapping[str, Number]) -> Rule:
         """Return the rule with some parameters set."""
         for name, value in given.items():
             if name not in self.parameters:
-                raise UsageError(
-                    f"rule '{self.name}' has no parameter '{name}'; {nearest(name, self.parameters) if self.parameters else 'it has none'}"
-                )
+                known = nearest(name, self.parameters) if self.parameters else "it has none"
+                raise UsageError(f"rule '{self.key}' has no parameter '{name}'; {known}")
             if not math.isfinite(float(value)):
-                raise UsageError(f"rule '{self.name}': {name} is {value}; expected a finite number")
+                raise UsageError(f"rule '{self.key}': {name} is {value}; expected a finite number")
         return replace(self, parameters={**self.parameters, **given})
 
     @property
+    def key(self) -> str:
+        """Name as the library has it: ``icepop``, ``icepop@verl``, ``token_k1@verl:2025``."""
+        preset = f"@{self.framework}" + (f":{self.version}" if self.version else "") if self.framework else ""
+        return self.name + preset
+
+    @property
     def label(self) -> str:
-        """Name and parameters as one writes them on the command line."""
-        return ":".join([self.name, *(f"{k}={float(v):g}" for k, v in self.parameters.items())])
+        """Key and parameters as one writes them on the command line."""
+        return ":".join([self.key, *(f"{k}={float(v):g}" for k, v in self.parameters.items())])
+
+    def tree(self) -> Node:
+        """Return the keep decision as a tree.
+
+        Raises
+        ------
+        UsageError
+            A text that is not a condition over known names.
+        """
+        node = (
+            self._combined()
+            if self.parts
+            else parse(self.keep, self.parameters, want=Kind.BOOLEAN, edge=self.edge, rule_of=self._rule_of)
+        )
+        return node if self.on_missing == "undecided" else Settled(node, self.on_missing == "keep")
+
+    def weight_tree(self) -> Node | None:
+        """Return the weight of a kept token as a tree; None where it is 1."""
+        if self.weight:
+            return parse(self.weight, self.parameters, want=Kind.NUMBER, edge=self.edge, rule_of=self._rule_of)
+        weights, before = [], None
+        for part in self.parts if self.combine in ("and", "then") else ():
+            found = part.weight_tree()
+            if found is not None:
+                weights.append(found if before is None else among(found, before))
+            if self.combine == "then":
+                before = _all([*([] if before is None else [before]), part.tree()])
+        product: Node | None = None
+        for weight in weights:
+            product = weight if product is None else Call("*", (product, weight))
+        return product
 
     @property
     def needs(self) -> frozenset[str]:
-        """Log columns that it needs."""
-        return expression.needs(self.keep, self.parameters)
+        """Log columns that it names, in the full form (a log without ``logp_update`` still answers, see `bind`)."""
+        weight = self.weight_tree()
+        return needs(self.tree()) | (needs(weight) if weight is not None else frozenset())
 
-    def sql(self) -> str:
-        """Return the condition as DuckDB SQL over one row of ``tok``."""
-        return expression.to_sql(self.keep, self.parameters)
+    def lacking(self, present: Collection[str]) -> frozenset[str]:
+        """Return the columns without which it cannot be replayed on a log that holds `present`."""
+        weight = self.weight_tree()
+        trees = [bind(self.tree(), present), *([] if weight is None else [bind(weight, present)])]
+        return frozenset().union(*(needs(tree) for tree in trees)) - frozenset(present)
+
+    def __and__(self, other: Rule) -> Rule:
+        """Return the rule that keeps what both keep, each judged on the original mask."""
+        return combined("and", (self, other))
+
+    def __or__(self, other: Rule) -> Rule:
+        """Return the rule that keeps what either keeps, each judged on the original mask."""
+        return combined("or", (self, other))
+
+    def __invert__(self) -> Rule:
+        """Return the rule that keeps what this one masks."""
+        return combined("not", (self,))
+
+    def then(self, other: Rule) -> Rule:
+        """Return the rule that applies `other` to what this one leaves."""
+        return combined("then", (self, other))
+
+    def torch(self, **tensors: Any) -> Tensor:
+        """Return the keep decision inside a trainer; see `rules.tensors.decide`."""
+        from estr_diag.rules.tensors import decide
+
+        return decide(self, **tensors).keep
+
+    def torch_weight(self, **tensors: Any) -> Tensor:
+        """Return the weight of every token, 0 where it is masked; differentiable. See `rules.tensors.decide`."""
+        from estr_diag.rules.tensors import decide
+
+        return decide(self, **tensors).weight
+
+    def _combined(self) -> Node:
+        trees: list[Node] = []
+        for part in self.parts:
+            tree = part.tree()
+            trees.append(among(tree, _all(trees)) if self.combine == "then" and trees else tree)
+        if self.combine == "not":
+            return Logic("not", (trees[0],))
+        return Logic("or", tuple(trees)) if self.combine == "or" else _all(trees)
+
+    def _rule_of(self, name: str, parameters: Mapping[str, float]) -> Node | None:
+        from estr_diag.rules.library import find
+
+        rule = self.uses.get(name) or find(name)
+        if rule is None:
+            return None
+        if name not in self.uses and self.name == name:
+            raise UsageError(f"rule '{name}' names itself")
+        return rule.with_parameters(parameters).tree()
 
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+def combined(combine: Combine, parts: tuple[Rule, ...]) -> Rule:
+    """Return a combination of rules under a name that says what it is."""
+    joined = {"and": "+", "or": "|", "then": ">"}.get(combine, "")
+    name = f"not {parts[0].label}" if combine == "not" else joined.join(part.label for part in parts)
+    shrinks = any(part.denominator == "shrinks" for part in parts)
+    says = {
+        "and": "keep what every part keeps, each judged on the original mask",
+        "or": "keep what any part keeps, each judged on the original mask",
+        "not": "keep what the part masks",
+        "then": "each part judged on what those before it left",
+    }[combine]
+    return Rule(
+        name, parts=parts, combine=combine, denominator="shrinks" if shrinks else "unchanged",
+        says=f"{says}: {', '.join(part.label for part in parts)}", reference="combination",
+    )  # fmt: skip
 
 
-def parse_rules(text: str, library: Mapping[str, Rule]) -> tuple[Rule, ...]:
-    """Read ``estr:tau=4,icepop:low=0.5:high=2``: commas between rules, colons before parameters.
+def among(node: Node, kept: Node) -> Node:
+    """Return a tree whose aggregates are over the tokens that `kept` keeps."""
 
-    Raises
-    ------
-    UsageError
-        An unknown rule or parameter, or a value that is no number.
-    """
-    return tuple(_parse_rule(part.strip(), library) for part in text.split(",") if part.strip())
+    def narrowed(part: Node) -> Node:
+        if not isinstance(part, Aggregate):
+            return part
+        return replace(part, where=kept if part.where is None else _all([part.where, kept]))
+
+    return mapped(node, narrowed)
 
 
-def _parse_rule(text: str, library: Mapping[str, Rule]) -> Rule:
-    name, *settings = text.split(":")
-    if name not in library:
-        raise UsageError(f"no rule '{name}'; {nearest(name, library)}")
-    given: dict[str, Number] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        try:
-            given[key] = float(value)
-        except ValueError:
-            raise UsageError(f"rule '{text}': {setting!r} is not of the form parameter=number") from None
-        if not equals or not _NAME.fullmatch(key):
-            raise UsageError(f"rule '{text}': {setting!r} is not of the form parameter=number")
-    return library[name].with_parameters(given)
+def _all(trees: list[Node]) -> Node:
+    if not trees:
+        return Flag(True)
+    return trees[0] if len(trees) == 1 else Logic("and", tuple(trees))

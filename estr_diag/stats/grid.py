@@ -13,6 +13,7 @@ from estr_diag.expressions import CELLS_PER_OCTAVE, cell_edge, grid_cell, tok
 from estr_diag.store.database import Store
 
 DEFAULT_BINS = 24
+_MIN_BINS, _MIN_TOKENS_PER_BIN = 4, 200
 MAX_BINS = 250
 """Bin numbers are looked up in a list of bytes."""
 
@@ -156,6 +157,16 @@ def choose_grid(store: Store, present: frozenset[str], bins: Bins, scale: Scale 
         raise UsageError(
             f"bins {bins!r}: expected a number of quantile bins, log or log:12, or edges as in 0.01,0.1,1"
         ) from None
+
+
+def fitting_grid(store: Store, present: frozenset[str], bins: Bins | None = None) -> ValueGrid | None:
+    """Return the entropy bins asked for, by default as many as leave 200 tokens in each; None without entropy."""
+    if "entropy" not in present:
+        return None
+    if bins is None:
+        n = int(store.rows(f"with {tok(present)} select count(entropy) as n from tok")[0]["n"])
+        bins = max(_MIN_BINS, min(DEFAULT_BINS, n // _MIN_TOKENS_PER_BIN))
+    return choose_grid(store, present, bins)
 
 
 def quantile_grid(

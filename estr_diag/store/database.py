@@ -215,6 +215,13 @@ class Store:
                 counts[name] = counts.get(name, 0) + n
         return {name: n for name, n in counts.items() if n}
 
+    def present(self) -> frozenset[str]:
+        """Return the columns that hold any value: those of tokens, and those that only sequences have."""
+        only = [c.name for c in schema.SEQUENCES.columns if c.name not in schema.TOKENS and not c.required]
+        counted = ", ".join(f"count({schema.quote_ident(n)}) as {schema.quote_ident(n)}" for n in only)
+        counts = self.rows(f"select {counted} from sequences")
+        return frozenset(self.column_counts()) | {name for name, n in counts[0].items() if n}
+
     # -- versions --------------------------------------------------------------------------------
 
     def _create_tables(self) -> None:

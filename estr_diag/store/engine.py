@@ -42,7 +42,7 @@ class Request:
     keys
         What the partials are kept apart by.
     measures
-        Names that `expressions.measure` knows.
+        Names that `measures.measure` knows, or measures of the statistic's own.
     view
         Query whose rows are aggregated in place of those of ``tok``; it may read ``tok``,
         ``log_tokens`` (all of them, uncounted too) and ``log_sequences``. Each of its rows must follow
@@ -51,7 +51,7 @@ class Request:
 
     scan: str
     keys: Keys
-    measures: tuple[str, ...]
+    measures: tuple[str | Measure, ...]
     view: str | None = None
 
 
@@ -91,7 +91,7 @@ def run(store: Store, statistics: Mapping[str, Statistic], provenance: Mapping[s
 
     Statistics whose columns the log lacks are reported in `Outcome.missing`, never filled in.
     """
-    present = frozenset(store.column_counts())
+    present = store.present()
     possible: dict[str, Statistic] = {}
     missing: dict[str, MissingColumnError] = {}
     for label, statistic in statistics.items():
@@ -131,10 +131,12 @@ def scan_query(
         for name, sql in request.keys.items():
             if keys.setdefault(name, sql) != sql:
                 raise ValueError(f"key '{name}' is asked for with two meanings in scan '{request.scan}'")
-        for name in request.measures:
-            if (found := measure(name)) is None:
-                raise KeyError(name)
-            measures[name] = found
+        for asked in request.measures:
+            found = measure(asked) if isinstance(asked, str) else asked
+            if found is None:
+                raise KeyError(asked)
+            if measures.setdefault(found.name, found) != found:
+                raise ValueError(f"measure '{found.name}' is asked for with two meanings in scan '{request.scan}'")
     views = {request.view for request in requests}
     if len(views) > 1:
         raise ValueError(f"scan '{requests[0].scan}' is asked for over two views")
@@ -142,17 +144,23 @@ def scan_query(
     columns = [f"{sql} as {quote_ident(name)}" for name, sql in keys.items()]
     columns += [m.aggregate for m in measures.values()]
     group = f"group by {', '.join(str(i + 1) for i in range(len(keys)))}" if keys else ""
-    selected = f"select {', '.join(columns)}\nfrom {'tok' if view is None else 'viewed'}\n{group}"
+    rows = "tok" if view is None else "viewed"
+    return f"{relation(present, view, source, sequences)}\nselect {', '.join(columns)}\nfrom {rows}\n{group}"
+
+
+def relation(
+    present: frozenset[str], view: str | None = None, source: str = "tokens", sequences: str = "sequences"
+) -> str:
+    """Return the ``with`` clause that defines ``tok``, and ``viewed`` over it: the rows of `view` or ``tok`` itself."""
     if view is None:
-        return f"with {tok(present, source)}\n{selected}"
+        return f"with {tok(present, source)},\nviewed as not materialized (select * from tok)"
     # A CTE that is read twice would be written to memory whole: here that is the log.
     return f"""with {LOG_TOKENS} as not materialized (select * from {source}),
 {LOG_SEQUENCES} as not materialized (select * from {sequences}),
 {tok(present, source)},
 viewed as (
 {view}
-)
-{selected}"""
+)"""
 
 
 def _scan(store: Store, requests: Sequence[Request], present: frozenset[str]) -> dict[str, str]:
