@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from estr_diag.report.document import MaskErrorEstimate, Pair, RuleGroup, RuleResult, TrainerMatch
-from estr_diag.report.sentences import Cells, interval
+from estr_diag.report.sentences import Cells
 from estr_diag.report.verdict import number
 
 _METHODS = {"exact": "exact (logp_replay)", "lag_contrast": "lag contrast"}
@@ -29,7 +29,7 @@ def kept(rules: Sequence[RuleResult]) -> Cells:
 
 def details(rules: Sequence[RuleResult]) -> Cells:
     """Return the kept share with its error, what is left of sequences, and of the sample."""
-    headers = ("rule", "kept ± se", "seqs kept", "whole", "mean |δ|", "KL k3", "weight", "ESS")
+    headers = ("rule", "kept ± se", "seqs", "whole", "mean |δ|", "KL k3", "weight", "ESS")
     rows: list[tuple[str, ...]] = [
         (
             r.label,
@@ -111,4 +111,5 @@ def _estimate(estimate: MaskErrorEstimate, name: str) -> str:
     if value is None:
         return "cannot tell"
     ends = [getattr(estimate, f"{name}_{end}") for end in ("low", "high")]
-    return f"{value:.1%} {interval(ends, percent=True)}".strip()
+    between = "" if None in ends else f" [{ends[0]:.0%}, {ends[1]:.0%}]"
+    return f"{value:.1%}{between}"

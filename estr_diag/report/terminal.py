@@ -193,6 +193,9 @@ def cells(drawn: sentences.Cells, left: int = 0) -> RenderableType:
     """Draw a table whose first `left` columns are texts."""
     headers, rows = drawn
     table = _plain_table(*((h, "left" if i < left else "right") for i, h in enumerate(headers)))
+    for i, column in enumerate(table.columns):
+        # A text may go over two lines; a number that is cut short would be another number.
+        column.overflow, column.no_wrap = ("fold", False) if i < left else ("ellipsis", True)
     for row in rows:
         table.add_row(*row)
     return Padding(table, (1, 0, 0, 0))

@@ -39,7 +39,7 @@ class Agreement:
 
     def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
         """Return the count of each decision pattern."""
-        table = quote_ident(scans[Decisions.of(self.rules, present).scan])
+        table = quote_ident(scans[Decisions.of(self.rules, present).scan()])
         return f"select {KEPT}, {UNDECIDED}, sum(n)::bigint as n from {table} group by 1, 2 order by 1, 2"
 
     def finish(self, result: Result) -> Result:

@@ -75,17 +75,18 @@ class Decisions:
                 ]
         return tuple(measures)
 
-    def request(self, keys: Keys, measures: Sequence[str | Measure]) -> Request:
-        """Return a request for sums by decision.
+    def request(self, keys: Keys, measures: Sequence[str | Measure], *, apart: str = "") -> Request:
+        """Return a request for sums by decision; see `scan` for `apart`."""
+        return Request(self.scan(apart), {**keys, **self.keys()}, tuple(measures), self.plan.view)
 
-        In the scan that all statistics share where no rule needs an aggregate, else in one over the plan's relation.
+    def scan(self, apart: str = "") -> str:
+        """Return the name of the scan of `request`.
+
+        It is the one that all statistics share where no rule needs an aggregate, else one over the plan's relation.
+        A key that would cut the partials of all of them finer (`apart` names it) has a scan of its own.
         """
-        return Request(self.scan, {**keys, **self.keys()}, tuple(measures), self.plan.view)
-
-    @property
-    def scan(self) -> str:
-        """Name of the scan of `request`."""
-        return "sums" if self.plan.view is None else "rules"
+        shared = "sums" if self.plan.view is None else "rules"
+        return f"{shared}_by_{apart}" if apart else shared
 
 
 def needs(rules: Sequence[Rule], present: Collection[str] = ()) -> frozenset[str]:

@@ -98,7 +98,7 @@ class MaskErrors:
 select {SEQUENCE_KEY} % {POOLS} as pool, entropy_bin, {moved} as moved, {KEPT}, {UNDECIDED},
     sum(n) as n, sum(sum_delta2) as sum_delta2, {", ".join(exact)},
     count(distinct {SEQUENCE_KEY}) as n_sequences
-from {quote_ident(scans[Decisions.of(self.rules, present).scan])}
+from {quote_ident(scans[Decisions.of(self.rules, present).scan()])}
 where n > 0 {known}
 group by 1, 2, 3, 4, 5
 order by 1, 2, 3, 4, 5"""

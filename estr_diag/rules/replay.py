@@ -71,12 +71,18 @@ class Replay:
             self.by, {}
         )
 
+    @property
+    def _apart(self) -> str:
+        return "position" if self.by == "position" else ""
+
     def requests(self, present: frozenset[str]) -> tuple[Request, ...]:
         """Ask for sums by packed decision."""
         decisions = Decisions.of(self.rules, present)
         measures = ["n", *_SUMS, *(["sum_abs_advantage"] if "advantage" in present else [])]
         weights = decisions.weight_measures() if self.by == "overall" else ()
-        return (decisions.request({SEQUENCE_KEY: SEQUENCE_KEY, **self._keys}, (*measures, *weights)),)
+        return (
+            decisions.request({SEQUENCE_KEY: SEQUENCE_KEY, **self._keys}, (*measures, *weights), apart=self._apart),
+        )
 
     def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
         """Return one row a rule and group, with the standard error by sequence of the kept share."""
@@ -90,7 +96,7 @@ class Replay:
         rules = ", ".join(f"({i}, 1::bigint << {i})" for i in range(len(self.rules)))
         weights = "".join(f", {m.how}({m.name}) as {m.name}" for m in decisions.weight_measures()) if not by else ""
         order = ", ".join(["rule", *(f"{quote_ident(k)} nulls last" for k in self._keys)])
-        source = quote_ident(scans[decisions.scan])
+        source = quote_ident(scans[decisions.scan(self._apart)])
         weighted = f"cross join (select true{weights} from {source})" if weights else ""
         picked = "".join(f", any_value({m.name}) as {m.name}" for m in decisions.weight_measures()) if weights else ""
         return f"""

@@ -117,6 +117,9 @@ Mapper = Callable[[Node], Node]
 ORDERED = frozenset({"any_before", "discounted", "budget"})
 """Aggregates whose value differs from token to token."""
 
+WINDOWS = frozenset({"any_before", "discounted"})
+"""Those that look along a sequence."""
+
 BOOLEAN_AGGREGATES = frozenset({"any", "all", "any_before", "budget"})
 
 
