@@ -17,6 +17,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "ingest": ("estr_diag.log", "ingest"),
     "from_frame": ("estr_diag.log", "from_frame"),
     "demo": ("estr_diag.log", "demo"),
+    "TokenRecorder": ("estr_diag.recorder", "TokenRecorder"),
     "Result": ("estr_diag.result", "Result"),
     "rules": ("estr_diag.rules", None),
     "errors": ("estr_diag.errors", None),
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from estr_diag import errors, rules
     from estr_diag.log import Log, demo, from_frame, ingest
     from estr_diag.log import open_log as open  # noqa: A004
+    from estr_diag.recorder import TokenRecorder
     from estr_diag.result import Result
 
-__all__ = ["Log", "Result", "__version__", "demo", "errors", "from_frame", "ingest", "open", "rules"]
+__all__ = ["Log", "Result", "TokenRecorder", "__version__", "demo", "errors", "from_frame", "ingest", "open", "rules"]
 
 
 def __getattr__(name: str) -> Any:

@@ -264,6 +264,14 @@ META = Table(
 
 TABLES: tuple[Table, ...] = (META, RUNS, SOURCES, SEQUENCES, TOKENS)
 
+RUN_FACTS_KEY = "estr_diag.run"
+"""Key of the Parquet metadata in which a canonical file carries the facts of its run, as a JSON object."""
+
+RUN_FACTS: tuple[str, ...] = tuple(
+    n for n in RUNS.names if n not in ("run", "adapter", "adapter_version", "version_granularity")
+)
+"""Facts that a file can carry; the others are the reader's."""
+
 LOGP_COLUMNS: tuple[str, ...] = ("logp_infer", "logp_train", "logp_replay", "logp_update")
 """Columns that hold log-probabilities: the ones in which sentinels and non-finite values are looked for."""
 

@@ -119,7 +119,7 @@ def test_a_sorted_table_is_streamed() -> None:
     asked_for: list[set[str]] = []
 
     class Counting:
-        path, place = None, "counted"
+        path, place, run_facts = None, "counted", None
         columns: Mapping[str, bool] = dict.fromkeys(log, False)
 
         def batches(self, types: Mapping[str, str], rows: int) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,9 +61,21 @@ class Run(_Strict):
     train_logp: Literal["proximal", "current"] | None = None
     version_unit: Literal["update", "step", "sample"] | None = None
 
-    def facts(self, version_granularity: str | None) -> RunFacts:
-        """Return the facts in the form that an adapter hands over."""
-        return RunFacts(**self.model_dump(), version_granularity=version_granularity)
+    def facts(self, version_granularity: str | None, stored: bytes | None = None) -> RunFacts:
+        """Return the facts in the form that an adapter hands over.
+
+        Parameters
+        ----------
+        stored
+            Facts that the file carries, as JSON; what the mapping states comes before them. Unreadable ones
+            are left out: they are remarks of whatever wrote the file.
+        """
+        held: dict[str, Any] = {}
+        if stored is not None:
+            with suppress(ValidationError):
+                held = Run.model_validate_json(stored).model_dump(exclude_unset=True)
+        run = Run.model_validate({**held, **self.model_dump(exclude_unset=True)})
+        return RunFacts(**run.model_dump(), version_granularity=version_granularity)
 
 
 class Mapping(_Strict):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from estr_diag.errors import InputError, UsageError
-from estr_diag.schema import SEQUENCE_COLUMNS_IN_LOG, TOKENS, quote_ident, quote_text
+from estr_diag.schema import RUN_FACTS, RUN_FACTS_KEY, SEQUENCE_COLUMNS_IN_LOG, TOKENS, quote_ident, quote_text
 from estr_diag.store.database import Store
 
 _FORMATS = {
@@ -42,7 +43,7 @@ def export(store: Store, target: Path) -> int:
     query = f"""
         copy (
             select {", ".join(columns)} from tokens t join sequences s using (seq_id) order by t.step, t.seq_id, t.pos
-        ) to {quote_text(str(building))} ({_FORMATS[target.suffix]})
+        ) to {quote_text(str(building))} ({_FORMATS[target.suffix]}{_metadata(store, target)})
     """
     try:
         store.connection.execute(query)
@@ -50,3 +51,12 @@ def export(store: Store, target: Path) -> int:
     finally:
         building.unlink(missing_ok=True)
     return int(store.rows("select count(*) as n from tokens")[0]["n"])
+
+
+def _metadata(store: Store, target: Path) -> str:
+    """Return the option that writes the facts of the run into a Parquet file."""
+    runs = store.rows("select * from runs")
+    if target.suffix != ".parquet" or not runs:
+        return ""
+    facts = {name: runs[0][name] for name in RUN_FACTS if runs[0][name] is not None}
+    return f", kv_metadata {{{quote_text(RUN_FACTS_KEY)}: {quote_text(json.dumps(facts))}}}"

@@ -182,7 +182,7 @@ def _read(table: Table, mapping: ColumnMapping, options: ReadOptions, rows: int 
         )
     step = _step_of(table.path) if table.path is not None and "step" not in columns else None
     notes = tuple(_notes(source, options, all_sampled, step))
-    assembly = Assembly(source, mapping.run.facts(_granularity(source)), notes, all_sampled, step)
+    assembly = Assembly(source, mapping.run.facts(_granularity(source), table.run_facts), notes, all_sampled, step)
     if lists:
         parts = from_lists(source, rows or SEQUENCES_PER_BATCH)
     else:

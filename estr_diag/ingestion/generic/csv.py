@@ -23,6 +23,8 @@ _SHAPE_ROWS = 64
 class CsvTable:
     """Comma- or tab-separated text with a header; lists are written ``[1, 2]``."""
 
+    run_facts: bytes | None = None
+
     def __init__(self, head: FileHead) -> None:
         self.path, self.place = head.path, str(head.path)
         names = [name.lower() for name in head.columns]

@@ -19,6 +19,7 @@ from estr_diag.ingestion import jsonl
 from estr_diag.ingestion.adapter import Field
 from estr_diag.ingestion.generic.csv import CsvTable
 from estr_diag.ingestion.head import FileHead
+from estr_diag.schema import RUN_FACTS_KEY
 
 _SHAPE_RECORDS = 64
 Reader = Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
@@ -35,6 +36,8 @@ class Table(Protocol):
         What messages call it.
     columns
         Column name -> whether it holds lists, in file order.
+    run_facts
+        Facts of the run that the file carries as JSON, as `TokenRecorder` and ``export`` write them; or None.
     """
 
     @property
@@ -45,6 +48,9 @@ class Table(Protocol):
 
     @property
     def columns(self) -> Mapping[str, bool]: ...  # noqa: D102
+
+    @property
+    def run_facts(self) -> bytes | None: ...  # noqa: D102
 
     def batches(self, types: Mapping[str, str], rows: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `rows` rows in file order, with the columns of `types`.
@@ -103,6 +109,7 @@ class ArrowTable:
     def __init__(self, path: Path | None, place: str, schema: pa.Schema, read: Reader) -> None:
         self.path, self.place, self._read = path, place, read
         self.columns = {field.name: _holds_lists(field.type) for field in schema}
+        self.run_facts: bytes | None = (schema.metadata or {}).get(RUN_FACTS_KEY.encode())
 
     def batches(self, types: Mapping[str, str], rows: int) -> Iterator[pa.RecordBatch]:
         """Yield batches; see `Table`."""
@@ -118,6 +125,8 @@ class ArrowTable:
 
 class JsonTable:
     """JSON lines; the first records say which columns there are."""
+
+    run_facts: bytes | None = None
 
     def __init__(self, head: FileHead) -> None:
         self.path, self.place = head.path, str(head.path)
