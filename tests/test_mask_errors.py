@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def float32(log: Arrays) -> Arrays:
     return {k: v.astype(np.float32) if v.dtype == np.float64 else v for k, v in log.items()}
 
 
-def rows_of(store: Store, rules: tuple[Rule, ...] = RULES, bins: int = 6) -> list[dict[str, object]]:
+def rows_of(store: Store, rules: tuple[Rule, ...] = RULES, bins: int = 6) -> list[dict[str, Any]]:
     grid = quantile_grid(store, store.present(), bins)
     return run(store, {"it": MaskErrors(rules, grid)}).results["it"].rows()
 
@@ -114,7 +115,7 @@ def test_the_contrast_holds_what_it_estimates_and_bounds_the_exact_errors() -> N
         later = tokens["trainer_version"] > tokens["policy_version"]
         for rule in rules:
             parameters = {k: float(v) for k, v in rule.parameters.items()}
-            kept, kept_alone = (oracles.keep(rule.name, log, **parameters) for log in (tokens, alone))
+            kept, kept_alone = (oracles.keep(rule.name, t, **parameters) for t in (tokens, alone))
             square = tokens["delta"] ** 2
             masked = (square * ~kept)[later].sum() - (xi**2 * ~kept_alone)[later].sum()
             truth = {
