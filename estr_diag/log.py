@@ -165,10 +165,10 @@ class Log:
 
     def report(self, rules: Sequence[Rule] | None = None, bins: Bins | None = None) -> Report:
         """Return the whole report: checks, statistics, mask rules."""
-        from estr_diag.report import Report, build
+        from estr_diag.report import Report
         from estr_diag.rules import DEFAULT_RULES
 
-        return Report(build(self.store, tuple(rules or DEFAULT_RULES), source=self.source, bins=bins))
+        return Report.of(self.store, tuple(rules or DEFAULT_RULES), source=self.source, bins=bins)
 
     def sql(self, query: str) -> Result:
         """Run a read-only query over the tables ``tokens``, ``sequences``, ``runs`` and ``sources``.

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from estr_diag.errors import UsageError
 from estr_diag.report.build import build
 from estr_diag.report.document import CompareDocument, Document
+from estr_diag.result import Result
+from estr_diag.rules.base import Rule
+from estr_diag.stats.grid import Bins
+from estr_diag.store.database import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished report."""
+    """A finished report.
+
+    Attributes
+    ----------
+    document
+        Everything that it says, as data.
+    results
+        The tables behind it, for pictures: ``report.results["bins"]``.
+    """
 
     document: Document
+    results: Mapping[str, Result] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None = None) -> Report:
+        """Compute the report of a log."""
+        built = build(store, rules, source=source, bins=bins)
+        return cls(built.document, built.results)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; obeys ``report.v1.schema.json``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from estr_diag import __version__
@@ -22,6 +23,7 @@ from estr_diag.stats.coverage import coverage
 from estr_diag.stats.decomposition import Decomposition, NoiseShare
 from estr_diag.stats.entropy_bins import QUANTILES, RATIO_BOUNDS, EntropyBins
 from estr_diag.stats.grid import GINI, Bins, ValueGrid, fitting_grid, quantile_grid
+from estr_diag.stats.probability_pairs import ProbabilityPairs
 from estr_diag.stats.quantiles import AbsDeltaQuantiles
 from estr_diag.stats.scaling import Scaling
 from estr_diag.stats.sequence_weights import WeightsByLength
@@ -42,7 +44,21 @@ _WHAT: tuple[tuple[str, frozenset[str]], ...] = (
 """What a report cannot say without some columns."""
 
 
-def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None = None) -> Document:
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A document, and the results that pictures are drawn from.
+
+    Attributes
+    ----------
+    results
+        By what they are called in `_statistics`: ``bins``, ``scaling``, ``decomposition``, ``rules`` ...
+    """
+
+    document: Document
+    results: Mapping[str, Result]
+
+
+def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None = None) -> Built:
     """Compute everything a report shows.
 
     Parameters
@@ -89,7 +105,7 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None
         "not_computed": _not_computed(store, rules, missing, present) + _unsplit(results, facts),
     }
     document["verdict"] = verdict(document)
-    return Document.model_validate(json_number(document))
+    return Built(Document.model_validate(json_number(document)), results)
 
 
 def _statistics(
@@ -100,7 +116,7 @@ def _statistics(
     if versions:
         wanted["by_lag"] = Consistency("lag")
     if present >= _PAIR:
-        wanted["quantiles"] = AbsDeltaQuantiles()
+        wanted["quantiles"], wanted["probability_pairs"] = AbsDeltaQuantiles(), ProbabilityPairs()
         wanted["weights"] = Weights(token_tail(store, present))
         wanted["weights_by_length"] = WeightsByLength()
         wanted["event_study"], wanted["staleness"] = EventStudy(), Staleness()
