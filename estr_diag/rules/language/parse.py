@@ -241,13 +241,17 @@ class _Reader:
         if not isinstance(parameter, Number):
             raise self._refusal(node, f"the second argument of {node.name.lower()} must be a number or a parameter")
         if function in ("quantile", "discounted") and not 0 <= parameter.value <= 1:
-            raise self._refusal(node, f"the second argument of {node.name.lower()} is {parameter.value:g}; expected 0 to 1")
+            raise self._refusal(
+                node, f"the second argument of {node.name.lower()} is {parameter.value:g}; expected 0 to 1"
+            )
         return Aggregate(scope, function, argument, parameter.value)
 
     def _aggregate_where(self, node: exp.Filter, env: Mapping[str, Node]) -> Node:
         inner = self.read(node.this, env)
         if not isinstance(inner, Aggregate):
-            raise self._refusal(node, "a filter stands behind an aggregate, as in seq_mean(delta) filter (where ratio < 2)")
+            raise self._refusal(
+                node, "a filter stands behind an aggregate, as in seq_mean(delta) filter (where ratio < 2)"
+            )
         where = self._typed(node.expression.this, env, Kind.BOOLEAN)
         return Aggregate(inner.scope, inner.function, inner.argument, inner.parameter, where)
 
