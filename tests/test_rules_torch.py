@@ -231,14 +231,14 @@ def test_generated_logs_decide_alike(seed: int, update: bool) -> None:
         "advantage > 0 and delta < 0.5",
     ):
         for edge in ("B", "U", "E"):
-            assert_same(both, Rule("text", text, edge=edge))  # type: ignore[arg-type]
+            assert_same(both, Rule("text", text, edge=edge))
     both.store.close()
 
 
-def padded(log: Arrays) -> dict[str, torch.Tensor]:
+def padded(log: Arrays) -> dict[str, Any]:
     """The same log as right-padded rows."""
     _, starts, lengths = np.unique(log["seq_id"], return_index=True, return_counts=True)
-    out = {}
+    out: dict[str, Any] = {}
     for name in ("logp_infer", "logp_train", "entropy", "advantage", "loss_mask"):
         rows = np.zeros((len(starts), lengths.max()), dtype=log[name].dtype)
         for i, (start, length) in enumerate(zip(starts, lengths, strict=True)):
@@ -252,7 +252,7 @@ def test_padded_and_packed_decide_alike(key: str) -> None:
     log = rich_log(9, holes=False)
     rows = padded(log)
     keep = decide(LIBRARY[key], **rows).keep
-    flat = {name: torch.from_numpy(log[name]) for name in rows}
+    flat: dict[str, Any] = {name: torch.from_numpy(log[name]) for name in rows}
     packed = decide(LIBRARY[key], **flat, seq_ids=torch.from_numpy(log["seq_id"])).keep
     lengths = np.unique(log["seq_id"], return_counts=True)[1]
     assert torch.equal(torch.cat([keep[i, :n] for i, n in enumerate(lengths)]), packed)
@@ -274,12 +274,12 @@ def test_a_weight_is_differentiable_and_masked_tokens_send_no_gradient() -> None
     ratio = torch.exp(train.detach() - infer)
     keep = (ratio >= 0.5) & (ratio <= 2)
     torch.testing.assert_close(weight.detach(), torch.where(keep, ratio, 0.0))
-    weight.sum().backward()
+    torch.autograd.backward(weight.sum())
     assert train.grad is not None
     torch.testing.assert_close(train.grad, torch.where(keep, ratio, 0.0))
     train.grad = None
     geo = parse_rules("tis_geo:high=3")[0]
-    geo.torch_weight(logp_train=train, logp_infer=infer, loss_mask=torch.ones(1, 4)).sum().backward()
+    torch.autograd.backward(geo.torch_weight(logp_train=train, logp_infer=infer, loss_mask=torch.ones(1, 4)).sum())
     value = torch.exp((train.detach() - infer).mean())
     torch.testing.assert_close(train.grad, value.expand(1, 4).contiguous())
 

@@ -119,14 +119,14 @@ class Rule:
         node = (
             self._combined()
             if self.parts
-            else parse(self.keep, self.parameters, want=Kind.BOOLEAN, edge=self.edge, rule_of=self._rule_of)
+            else parse(self.keep, self.parameters, want=Kind.BOOLEAN, edge=self.edge, rule_of=self.rule_of)
         )
         return node if self.on_missing == "undecided" else Settled(node, self.on_missing == "keep")
 
     def weight_tree(self) -> Node | None:
         """Return the weight of a kept token as a tree; None where it is 1."""
         if self.weight:
-            return parse(self.weight, self.parameters, want=Kind.NUMBER, edge=self.edge, rule_of=self._rule_of)
+            return parse(self.weight, self.parameters, want=Kind.NUMBER, edge=self.edge, rule_of=self.rule_of)
         weights, before = [], None
         for part in self.parts if self.combine in ("and", "then") else ():
             found = part.weight_tree()
@@ -188,7 +188,8 @@ class Rule:
             return Logic("not", (trees[0],))
         return Logic("or", tuple(trees)) if self.combine == "or" else _all(trees)
 
-    def _rule_of(self, name: str, parameters: Mapping[str, float]) -> Node | None:
+    def rule_of(self, name: str, parameters: Mapping[str, float]) -> Node | None:
+        """Return the decision of another rule that the text names, or None where nothing is called that."""
         from estr_diag.rules.library import find
 
         rule = self.uses.get(name) or find(name)

@@ -65,6 +65,7 @@ def parse(
     want: Kind,
     edge: Edge = "B",
     rule_of: Callable[[str, Mapping[str, float]], Node | None] | None = None,
+    symbol: str | None = None,
 ) -> Node:
     """Read one expression.
 
@@ -80,6 +81,8 @@ def parse(
         What ``delta``, ``ratio``, ``p_new`` ... are made of.
     rule_of
         Looks up other rules, which a text may name as it names a column.
+    symbol
+        A parameter that stays a `Name`, for who wants to know where it stands.
 
     Raises
     ------
@@ -90,6 +93,8 @@ def parse(
         raise UsageError(f"a rule of {len(text)} characters; at most {MAX_CHARACTERS} are read")
     reader = _Reader(text, edge, rule_of)
     environment: dict[str, Node] = {name: Number(float(value)) for name, value in parameters.items()}
+    if symbol is not None:
+        environment[symbol] = Name(symbol)
     try:
         node = reader.read(reader.syntax(), environment)
     except RecursionError:
