@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from estr_diag.checks import Finding
     from estr_diag.report import Report
     from estr_diag.rules.comparison import Comparison
+    from estr_diag.rules.thresholds import Threshold
 
 DEMO = Path(__file__).parent / "samples" / "prime-rl"
 
@@ -156,6 +157,43 @@ class Log:
         from estr_diag.rules.comparison import compare
 
         return compare(self.store, tuple(rules or DEFAULT_RULES), self._rule_grid(bins), {"source": self.source})
+
+    def sweep(
+        self,
+        rule: Rule,
+        parameter: str | None = None,
+        values: Sequence[float] | str | None = None,
+        bins: Bins | None = None,
+    ) -> Result:
+        """Return the trade-off curve of a rule along one parameter.
+
+        Parameters
+        ----------
+        parameter
+            By default the one that the rule is swept by.
+        values
+            Ascending values, or a text as ``0.25:16:log``; by default from a sixteenth to sixteen times the rule's own.
+        """
+        from estr_diag.rules.sweep import Sweep, default_grid, parse_grid
+
+        name = parameter or rule.score
+        if not name:
+            raise UsageError(f"rule '{rule.key}' has no parameter that it is swept by; name one")
+        grid = parse_grid(values) if isinstance(values, str) else values or default_grid(rule, name)
+        return self._one(Sweep(rule, name, tuple(float(v) for v in grid), self._rule_grid(bins)))
+
+    def threshold(
+        self, rule: Rule, *, keep: float | None = None, drop_lag0: float | None = None, parameter: str | None = None
+    ) -> Threshold:
+        """Return a threshold by what it should do: keep a share of the tokens, or drop a share of those of lag 0."""
+        from estr_diag.rules.thresholds import at_drop_rate, at_kept_share
+
+        if (keep is None) == (drop_lag0 is None):
+            raise UsageError("give either the share to keep or the share of lag-0 tokens to drop")
+        if keep is not None:
+            return at_kept_share(self.store, rule, keep, parameter)
+        assert drop_lag0 is not None
+        return at_drop_rate(self.store, rule, drop_lag0, parameter)
 
     def check(self) -> list[Finding]:
         """Run the detectors of broken columns."""

@@ -170,6 +170,62 @@ def compare(
 
 
 @command
+def sweep(
+    log: LogArgument,
+    rule: Annotated[str, typer.Option("--rule", help="The rule to sweep, as in estr or icepop:low=0.5.")] = "estr",
+    param: Annotated[
+        str | None, typer.Option("--param", help="Which of its parameters moves.", show_default="the rule's threshold")
+    ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option("--grid", help="Values: 0.25:16:log, 0:1:lin:11, or 0.1,0.2.", show_default="1/16 to 16 times"),
+    ] = None,
+    keep: Annotated[
+        float | None,
+        typer.Option("--keep", help="Find the threshold that keeps this share of the tokens.", show_default=False),
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option("--match", help="Find the threshold that keeps as much as this rule.", show_default=False),
+    ] = None,
+    drop_lag0: Annotated[
+        float | None,
+        typer.Option(
+            "--drop-lag0", help="Find the threshold that drops this share of the tokens of lag 0.", show_default=False
+        ),
+    ] = None,
+    families: Annotated[
+        str | None,
+        typer.Option(
+            "--families", help="Bring these rules to one kept share (of --keep or --match).", show_default=False
+        ),
+    ] = None,
+    bins: BinsOption = None,
+    json: JsonOption = False,
+    format: FormatOption = "auto",  # noqa: A002
+    map: MapOption = None,  # noqa: A002
+) -> None:
+    """One parameter of a rule: the trade-off curve, and thresholds chosen by what they should do."""
+    from estr_diag.cli import sweeps
+    from estr_diag.log import open_log
+
+    chosen, *others = _rules(rule) or ()
+    if others:
+        raise UsageError("--rule takes one rule; compare several with --families")
+    asked = sweeps.Asked(chosen, param, grid, keep, _rules(match), drop_lag0, _rules(families), bins)
+    with output.progress("reading") as progress:
+        opened = open_log(log, format=format, options=_options(map, None, False, False), progress=progress)
+    with opened:
+        document = sweeps.run(opened, asked)
+    if json:
+        output.data(document.model_dump(mode="json", by_alias=True))
+        return
+    from estr_diag.report import sweep_page
+
+    output.page(lambda _: sweep_page.render(document))
+
+
+@command
 def demo(json: JsonOption = False, out: OutOption = None, rules: RulesOption = None, bins: BinsOption = None) -> None:
     """Print the report of the log that comes with the package: prime-rl's own files, written by its own code."""
     from estr_diag.log import demo as open_demo

@@ -32,6 +32,12 @@ def _compare() -> dict[str, Any]:
     return compare_json_schema()
 
 
+def _sweep() -> dict[str, Any]:
+    from estr_diag.report.sweep_page import sweep_json_schema
+
+    return sweep_json_schema()
+
+
 def _mapping() -> dict[str, Any]:
     from estr_diag.ingestion.mapping import mapping_json_schema
 
@@ -49,7 +55,8 @@ def _generators() -> dict[str, Callable[[], dict[str, Any]]]:
     from estr_diag.ingestion.registry import GENERIC, adapters
 
     trainers = {f"trainers/{name}": partial(_trainer, name) for name in adapters() if name != GENERIC}
-    own = {"token_log.v1": _token_log, "report.v1": _report, "compare.v1": _compare, "mapping.v1": _mapping}
+    own = {"token_log.v1": _token_log, "report.v1": _report, "compare.v1": _compare}
+    own |= {"sweep.v1": _sweep, "mapping.v1": _mapping}
     return {**own, **trainers}
 
 

@@ -8,7 +8,9 @@ from estr_diag.report.document import MaskErrorEstimate, Pair, RuleGroup, RuleRe
 from estr_diag.report.sentences import Cells
 from estr_diag.report.verdict import number
 
-_METHODS = {"exact": "exact (logp_replay)", "lag_contrast": "lag contrast"}
+METHODS = {"exact": "exact (logp_replay)", "lag_contrast": "lag contrast"}
+"""How a method is called."""
+
 MAX_COLUMNS = 6
 """Rules beside each other in one table."""
 
@@ -52,12 +54,12 @@ def errors(rules: Sequence[RuleResult]) -> list[tuple[str, Cells]]:
                 if e.method == method:
                     rows.append(
                         (
-                            r.label, _estimate(e, "noise_admitted"), _estimate(e, "exploration_masked"),
-                            *((_estimate(e, "exploration_masked_tokens"),) if method == "lag_contrast" else ()),
+                            r.label, estimate(e, "noise_admitted"), estimate(e, "exploration_masked"),
+                            *((estimate(e, "exploration_masked_tokens"),) if method == "lag_contrast" else ()),
                         )
                     )  # fmt: skip
         tokens = ("of its tokens",) if method == "lag_contrast" else ()
-        tables.append((_METHODS[method], (("rule", "noise admitted", "exploration masked", *tokens), rows)))
+        tables.append((METHODS[method], (("rule", "noise admitted", "exploration masked", *tokens), rows)))
     return tables
 
 
@@ -106,10 +108,11 @@ def share(value: float | None) -> str:
     return "–" if value is None else f"{value:.2%}"
 
 
-def _estimate(estimate: MaskErrorEstimate, name: str) -> str:
-    value = getattr(estimate, name)
+def estimate(found: MaskErrorEstimate, name: str) -> str:
+    """Return an estimate with its interval, in percent."""
+    value = getattr(found, name)
     if value is None:
         return "cannot tell"
-    ends = [getattr(estimate, f"{name}_{end}") for end in ("low", "high")]
+    ends = [getattr(found, f"{name}_{end}") for end in ("low", "high")]
     between = "" if None in ends else f" [{ends[0]:.0%}, {ends[1]:.0%}]"
     return f"{value:.1%}{between}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from estr_diag.errors import UsageError
+from estr_diag.errors import UsageError, nearest
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
 from estr_diag.rules.decisions import KEPT, MAX_RULES, UNDECIDED, Decisions, needs
@@ -241,3 +241,22 @@ def parse_grid(text: str) -> tuple[float, ...]:
     if len(values) > MAX_VALUES:
         raise UsageError(f"grid {text!r} has {len(values)} values; at most {MAX_VALUES}")
     return values
+
+
+def default_grid(rule: Rule, parameter: str) -> tuple[float, ...]:
+    """Return 25 values from a sixteenth to sixteen times a parameter's own value.
+
+    Raises
+    ------
+    UsageError
+        The rule has no such parameter, or it is not above 0 and so has no scale of its own.
+    """
+    if parameter not in rule.parameters:
+        known = nearest(parameter, rule.parameters) if rule.parameters else "it has none"
+        raise UsageError(f"rule '{rule.key}' has no parameter '{parameter}'; {known}")
+    value = float(rule.parameters[parameter])
+    if value <= 0:
+        raise UsageError(f"{parameter} of rule '{rule.key}' is {value:g}: name the values with --grid")
+    # Some parameters make sense beyond 1 only: the widest band, say.
+    low = value / 16 if value <= 1 or rule.name not in ("band",) else 1 + (value - 1) / 16
+    return tuple(float(f"{v:.12g}") for v in np.geomspace(low, value * 16, 25))

@@ -1,0 +1,89 @@
+"""The commands about mask rules, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from estr_diag.cli import schemas
+from estr_diag.cli.app import app
+from estr_diag.log import DEMO
+
+LOG = str(DEMO)
+
+
+def invoke(*arguments: str, code: int = 0) -> str:
+    found = CliRunner().invoke(app, list(arguments))
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+def as_json(*arguments: str, schema: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    jsonschema.validate(document, schemas.get(schema))
+    return document
+
+
+def test_compare_names_the_rule_that_reproduces_the_trainers_mask(tmp_path: Path) -> None:
+    document = as_json("compare", LOG, "--rules", "estr:tau=0.1,icepop>geo,kpop@areal", schema="compare")
+    assert [r["name"] for r in document["rules"]][-1] == "trainer"
+    exact = [m for m in document["reproduces_trainer"] if m["exact"]]
+    assert exact
+    assert exact[0]["rules"][0].startswith("dppo_tv@prime-rl"), "the trainer's own preset comes first"
+    assert exact[0]["masked"] == 4
+    for rule in document["rules"]:
+        assert rule["kept_tokens"] + rule["masked_tokens"] + rule["undecided_tokens"] == rule["n"] == 816
+        for by in ("entropy_bin", "lag", "step", "position"):
+            groups = rule[f"by_{by}"]
+            assert sum(g["n"] for g in groups) == 816
+            assert sum(g["kept_tokens"] for g in groups) == rule["kept_tokens"]
+    page = invoke("compare", LOG, "--rules", "estr:tau=0.1,icepop:low=0.8:high=1.2")
+    assert "reproduced by" in page
+    assert "dppo_tv@prime-rl" in page
+    assert "exploration masked" in page
+
+
+def test_a_rule_on_an_edge_that_the_log_lacks_is_told() -> None:
+    document = as_json("compare", LOG, "--rules", "ppo,opsm@trl", schema="compare")
+    assert document["rules"][0]["kept_share"] == 1.0
+    notes = " ".join(document["notes"])
+    assert "edge U" in notes
+    assert "keeps all that it judges by the ratio" in notes
+
+
+def test_sweep() -> None:
+    document = as_json(
+        "sweep", LOG, "--rule", "estr", "--grid", "0.01:1:log:5", "--match", "kpop", "--drop-lag0", "0.01",
+        "--families", "estr,band", schema="sweep",
+    )  # fmt: skip
+    assert [p["value"] for p in document["points"]] == [0.01, 0.0316227766017, 0.1, 0.316227766017, 1.0]
+    shares = [p["kept_share"] for p in document["points"]]
+    assert shares == sorted(shares)
+    assert document["thresholds"][0]["why"].startswith("as many tokens as kpop")
+    assert document["thresholds"][0]["kept_share"] == pytest.approx(0.9424, abs=2e-3)
+    assert len(document["families"]) == 2
+    assert "noise admitted" in invoke("sweep", LOG)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", LOG, "--rules", "ester"], "did you mean 'estr'"),
+        (["compare", LOG, "--rules", "estr@slime"], "no rule 'estr@slime'"),
+        (["compare", LOG, "--rules", "icepop@nobody"], "of that name there are icepop@verl"),
+        (["sweep", LOG, "--rule", "estr", "--param", "tao"], "did you mean 'tau'"),
+        (["sweep", LOG, "--rule", "estr", "--grid", "1:2"], "0.25:16:log"),
+        (["sweep", LOG, "--rule", "none"], "no parameter"),
+        (["sweep", LOG, "--families", "estr"], "--keep"),
+        (["sweep", LOG, "--rule", "estr,kpop"], "one rule"),
+        (["sweep", LOG, "--keep", "1.5"], "expected more than 0"),
+        (["sweep", LOG, "--match", "kpop", "--keep", "0.5"], "--match takes one rule"),
+    ],
+)
+def test_wrong_use_says_what_to_do(arguments: list[str], said: str) -> None:
+    assert said in " ".join(invoke(*arguments, code=2).split())
