@@ -195,6 +195,24 @@ class Log:
         assert drop_lag0 is not None
         return at_drop_rate(self.store, rule, drop_lag0, parameter)
 
+    def tokens(
+        self,
+        where: str = "true",
+        by: str = "s",
+        *,
+        top: int = 50,
+        context: int = 8,
+        rules: Mapping[str, Rule] | None = None,
+    ) -> Result:
+        """Return the tokens behind a number; see `rules.token_list.token_list`.
+
+        >>> with demo() as log:
+        ...     rows = log.tokens("estr(tau=0.1) and not kpop", by="abs(delta)", top=3).rows()
+        """
+        from estr_diag.rules.token_list import token_list
+
+        return token_list(self.store, where, by, top=top, context=context, rules=rules)
+
     def check(self) -> list[Finding]:
         """Run the detectors of broken columns."""
         from estr_diag.checks import run_checks

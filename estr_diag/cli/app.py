@@ -226,6 +226,33 @@ def sweep(
 
 
 @command
+def tokens(
+    log: LogArgument,
+    where: Annotated[
+        str, typer.Option("--where", help="Condition over columns and rules, as in 'estr and not icepop'.")
+    ] = "true",
+    by: Annotated[str, typer.Option("--by", help="Value to order by, largest first, as in s or abs(delta).")] = "s",
+    top: Annotated[int, typer.Option("--top", help="How many.")] = 20,
+    context: Annotated[int, typer.Option("--context", help="Tokens before and after.")] = 8,
+    json: JsonOption = False,
+    format: FormatOption = "auto",  # noqa: A002
+    map: MapOption = None,  # noqa: A002
+) -> None:
+    """List the tokens behind a number, with what stands around them."""
+    from estr_diag.cli import tokens as page
+    from estr_diag.log import open_log
+
+    with output.progress("reading") as progress:
+        opened = open_log(log, format=format, options=_options(map, None, False, False), progress=progress)
+    with opened:
+        found = opened.tokens(where, by, top=top, context=context)
+    if json:
+        output.data({"notes": list(found.notes), "tokens": found.rows()})
+    else:
+        output.page(lambda width: page.render(found, width))
+
+
+@command
 def demo(json: JsonOption = False, out: OutOption = None, rules: RulesOption = None, bins: BinsOption = None) -> None:
     """Print the report of the log that comes with the package: prime-rl's own files, written by its own code."""
     from estr_diag.log import demo as open_demo
