@@ -20,17 +20,18 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "TokenRecorder": ("estr_diag.recorder", "TokenRecorder"),
     "Result": ("estr_diag.result", "Result"),
     "rules": ("estr_diag.rules", None),
+    "plots": ("estr_diag.plots", None),
     "errors": ("estr_diag.errors", None),
 }
 
 if TYPE_CHECKING:
-    from estr_diag import errors, rules
+    from estr_diag import errors, plots, rules
     from estr_diag.log import Log, demo, from_frame, ingest
     from estr_diag.log import open_log as open  # noqa: A004
     from estr_diag.recorder import TokenRecorder
     from estr_diag.result import Result
 
-__all__ = ["Log", "Result", "TokenRecorder", "__version__", "demo", "errors", "from_frame", "ingest", "open", "rules"]
+__all__ = ["Log", "Result", "TokenRecorder", "__version__", "demo", "errors", "from_frame", "ingest", "open", "plots", "rules"]
 
 
 def __getattr__(name: str) -> Any:

@@ -151,12 +151,19 @@ class Log:
         """
         return self._one(ThresholdMetrics(framework, level, mode, low, high))
 
-    def compare(self, rules: Sequence[Rule] | None = None, bins: Bins | None = None) -> Comparison:
-        """Return what each mask rule would keep: overall, by breakdown, its two errors, and how rules agree."""
+    def compare(self, rules: Sequence[Rule | Iterable[Rule]] | None = None, bins: Bins | None = None) -> Comparison:
+        """Return what each mask rule would keep: overall, by breakdown, its two errors, and how rules agree.
+
+        Parameters
+        ----------
+        rules
+            Rules, and groups of rules as ``rules.from_toml`` returns them.
+        """
         from estr_diag.rules import DEFAULT_RULES
         from estr_diag.rules.comparison import compare
 
-        return compare(self.store, tuple(rules or DEFAULT_RULES), self._rule_grid(bins), {"source": self.source})
+        chosen = [r for group in rules or DEFAULT_RULES for r in ((group,) if isinstance(group, Rule) else group)]
+        return compare(self.store, chosen, self._rule_grid(bins), {"source": self.source})
 
     def sweep(
         self,

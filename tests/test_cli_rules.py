@@ -87,3 +87,59 @@ def test_sweep() -> None:
 )
 def test_wrong_use_says_what_to_do(arguments: list[str], said: str) -> None:
     assert said in " ".join(invoke(*arguments, code=2).split())
+
+
+RULES_TOML = """
+[rules.mine]
+keep = "delta * delta / (entropy + eps) <= tau"
+parameters = { tau = 0.1, eps = 0.01 }
+score = "tau"
+says = "ours"
+
+[rules.with_veto]
+and = ["mine", "veto:c=0.5"]
+
+[rules.chain]
+then = ["icepop:low=0.8:high=1.2", "geo"]
+"""
+
+
+def test_a_rule_file_takes_part_everywhere(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES_TOML)
+    document = as_json("compare", LOG, "--rules", f"estr:tau=0.1,{path}", schema="compare")
+    by_name = {r["name"]: r for r in document["rules"]}
+    assert by_name["mine"]["kept_tokens"] == by_name["estr"]["kept_tokens"] == 804
+    assert by_name["with_veto"]["kept_tokens"] <= by_name["mine"]["kept_tokens"]
+    assert "mine" in invoke("rules", str(path))
+    listed = json.loads(invoke("tokens", LOG, "--where", "not mine", "--rules", str(path), "--json"))
+    assert len(listed["tokens"]) == 12
+    (tmp_path / "bad.toml").write_text("[rules.x]\nkeep = \"read_text('/etc/passwd') is null\"\n")
+    said = invoke("compare", LOG, "--rules", str(tmp_path / "bad.toml"), code=2)
+    assert "bad.toml" in said
+    assert "not allowed" in said
+
+
+def test_rules_are_listed_and_explained() -> None:
+    listed = json.loads(invoke("rules", "--json"))
+    assert "icepop@verl" in json.dumps(listed)
+    assert "clip_cov" in json.dumps(listed)
+    page = " ".join(invoke("explain", "token_k1@verl").split())
+    assert "mirror" in page
+    assert "verl:2025" in page
+    assert "did you mean 'icepop'" in invoke("explain", "icepopp", code=2)
+    assert "exp(-d)" in invoke("explain", "kl_k3") or "nat" in invoke("explain", "kl_k3"), "the metric comes first"
+    assert json.loads(invoke("explain", "estr", "--json"))["key"] == "estr"
+
+
+def test_from_python(tmp_path: Path) -> None:
+    import estr_diag as ed
+
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES_TOML)
+    with ed.demo() as log:
+        found = log.compare([ed.rules.estr(tau=0.1), ed.rules.from_toml(path)])
+        assert [r.key for r in found.rules] == ["estr", "mine", "with_veto", "chain", "trainer"]
+        assert found.to_pandas().shape[0] == 5
+        assert len(log.sweep(ed.rules.estr(), values="0.01:1:log:3")) == 3
+        assert log.threshold(ed.rules.estr(), keep=0.9).kept_share == pytest.approx(0.9, abs=0.01)

@@ -83,7 +83,10 @@ SampledOption = Annotated[
 SkipOption = Annotated[bool, typer.Option("--skip-unreadable", help="Report files that cannot be read, and go on.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 RulesOption = Annotated[
-    str | None, typer.Option("--rules", help="Mask rules, as in estr:tau=4,icepop:low=0.5:high=2.", show_default=False)
+    str | None,
+    typer.Option(
+        "--rules", help="Mask rules and rule files, as in estr:tau=4,icepop@verl,rules.toml.", show_default=False
+    ),
 ]
 BinsOption = Annotated[
     str | None,
@@ -234,6 +237,10 @@ def tokens(
     by: Annotated[str, typer.Option("--by", help="Value to order by, largest first, as in s or abs(delta).")] = "s",
     top: Annotated[int, typer.Option("--top", help="How many.")] = 20,
     context: Annotated[int, typer.Option("--context", help="Tokens before and after.")] = 8,
+    rules: Annotated[
+        str | None,
+        typer.Option("--rules", help="Rules that --where may name, as in mine.toml or estr:tau=1.", show_default=False),
+    ] = None,
     json: JsonOption = False,
     format: FormatOption = "auto",  # noqa: A002
     map: MapOption = None,  # noqa: A002
@@ -242,10 +249,11 @@ def tokens(
     from estr_diag.cli import tokens as page
     from estr_diag.log import open_log
 
+    own = {rule.name: rule for rule in _rules(rules) or ()}
     with output.progress("reading") as progress:
         opened = open_log(log, format=format, options=_options(map, None, False, False), progress=progress)
     with opened:
-        found = opened.tokens(where, by, top=top, context=context)
+        found = opened.tokens(where, by, top=top, context=context, rules=own)
     if json:
         output.data({"notes": list(found.notes), "tokens": found.rows()})
     else:
@@ -313,6 +321,22 @@ def ingest(
 
 
 @command
+def rules(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[RULES.TOML]", help="A rule file to list as well.", show_default=False)
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the mask rules: what each needs, whose presets there are, and which rules a log cannot replay."""
+    from estr_diag.cli import rules as page
+    from estr_diag.rules.file import load_rules
+    from estr_diag.rules.library import LIBRARY
+
+    known, own = tuple(LIBRARY.values()), tuple(load_rules(file).values()) if file is not None else ()
+    output.data(page.listing_json(known, own)) if json else output.page(lambda _: page.listing(known, own))
+
+
+@command
 def formats(json: JsonOption = False) -> None:
     """List the trainers whose files are read, their layouts, and where each column comes from."""
     from estr_diag.cli import listings
@@ -323,15 +347,30 @@ def formats(json: JsonOption = False) -> None:
 @command
 def explain(
     name: Annotated[
-        str, typer.Argument(help="A metric of ours, or the name on a trainer's dashboard.", show_default=False)
+        str,
+        typer.Argument(
+            help="A metric of ours, the name on a trainer's dashboard, or a mask rule (icepop@verl).",
+            show_default=False,
+        ),
     ],
     json: JsonOption = False,
 ) -> None:
-    """Say what a number is: formula, unit, mean, which way is good, who calls it what."""
+    """Say what a number or a mask rule is: formula, unit or edge, which way is good, who calls it what."""
     from estr_diag.cli import explain as page
-    from estr_diag.stats.explain import explain as look_up
+    from estr_diag.cli import rules as rule_page
+    from estr_diag.rules.describe import look_up
+    from estr_diag.rules.library import LIBRARY
+    from estr_diag.stats.explain import Explanation
+    from estr_diag.stats.explain import explain as look_up_metric
+    from estr_diag.stats.metrics import BY_NAME
 
-    found = look_up(name)
+    # Some estimators are a metric and a rule; the rule is reached as kl_k3@areal.
+    rule = None if name in BY_NAME else look_up(name)
+    if rule is not None:
+        output.data(rule_page.page_json(rule)) if json else output.page(lambda _: rule_page.page(rule))
+        return
+    known = (Explanation(key, "rule", r.keep, "", "", "", r.says) for key, r in LIBRARY.items())
+    found = look_up_metric(name, known)
     output.data(page.to_json(found)) if json else output.page(lambda _: page.render(found))
 
 
@@ -409,9 +448,9 @@ def _print_report(
 def _rules(text: str | None) -> tuple[Rule, ...] | None:
     if text is None:
         return None
-    from estr_diag.rules import parse_rules
+    from estr_diag.rules.argument import parse_rule_argument
 
-    chosen = parse_rules(text)
+    chosen = parse_rule_argument(text, output.note)
     if not chosen:
         raise UsageError("--rules names no rule; write it as estr:tau=4,icepop")
     return chosen

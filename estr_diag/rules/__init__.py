@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from estr_diag.rules.base import Number, Rule
 from estr_diag.rules.library import DEFAULT_RULES, LIBRARY, find, get
 from estr_diag.rules.names import parse_rules
 
-__all__ = ["DEFAULT_RULES", "LIBRARY", "Rule", "get", "parse_rules"]
+__all__ = ["DEFAULT_RULES", "LIBRARY", "Rule", "from_toml", "get", "parse_rules"]
+
+
+def from_toml(path: str | Path) -> tuple[Rule, ...]:
+    """Return the rules of a file, in its order; see ``rules.v1.schema.json``."""
+    from estr_diag.rules.file import load_rules
+
+    return tuple(load_rules(path).values())
 
 
 def __getattr__(name: str) -> Callable[..., Rule]:
