@@ -31,7 +31,19 @@ if TYPE_CHECKING:
     from estr_diag.recorder import TokenRecorder
     from estr_diag.result import Result
 
-__all__ = ["Log", "Result", "TokenRecorder", "__version__", "demo", "errors", "from_frame", "ingest", "open", "plots", "rules"]
+__all__ = [
+    "Log",
+    "Result",
+    "TokenRecorder",
+    "__version__",
+    "demo",
+    "errors",
+    "from_frame",
+    "ingest",
+    "open",
+    "plots",
+    "rules",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from estr_diag.errors import UsageError
 from estr_diag.rules import DEFAULT_RULES, Rule, parse_rules
 from estr_diag.rules.agreement import Agreement
 from estr_diag.rules.decisions import Decisions
+from estr_diag.rules.language.tree import Aggregate, Logic, walk
 from estr_diag.rules.replay import Replay
 from estr_diag.stats.grid import quantile_grid
 from estr_diag.store.database import Store
@@ -199,3 +200,41 @@ def test_a_log_without_counted_tokens_has_a_row_for_each_rule() -> None:
         rows = run(store, {"it": Replay(DEFAULT_RULES)}).results["it"].table.to_pylist()
     assert [r["rule"] for r in rows] == [r.label for r in DEFAULT_RULES]
     assert all(r["n"] == 0 and r["kept_share"] is None for r in rows)
+
+
+def test_parts_of_a_chain_weigh_and_keep_on_the_same_tokens() -> None:
+    """From the third part on, a weight's aggregates are over what the first two left, as its keep's are."""
+    first, second = parse_rules("icepop:low=0.8:high=1.2,geo:low=0.9:high=1.1")
+    third = Rule("third", "seq_mean(delta) < 1", weight="seq_mean(delta)")
+    chain = first.then(second)
+    direct = Rule("all", parts=(first, second, third), combine="then")
+    weight = direct.weight_tree()
+    assert weight is not None
+    keep = direct.tree()
+    assert isinstance(keep, Logic)
+    kept_on = next(
+        a.where for a in walk(keep.parts[-1]) if isinstance(a, Aggregate) and a.where not in (None, keep.parts[0])
+    )
+    weighed_on = [a.where for a in walk(weight) if isinstance(a, Aggregate) and a.where is not None]
+    assert weighed_on[-1] == Logic("and", (keep.parts[0], keep.parts[1]))
+    assert kept_on is not None
+    assert chain.combine == "then"
+
+
+def test_one_arithmetic_for_a_combination() -> None:
+    assert (parse_rules("kpop@areal")[0] & parse_rules("kpop@areal:phi=1")[0]).dtype == "float32"
+    with pytest.raises(UsageError, match="float32 and one in float64"):
+        parse_rules("kpop@areal+estr")
+
+
+def test_what_a_text_stands_for_is_bounded() -> None:
+    text = "p_new"
+    for _ in range(9):
+        text = f"binary_kl({text}, {text}, 0.001)" if len(text) < 2000 else f"binary_kl({text}, p_old, 0.001)"
+    with pytest.raises(UsageError, match=r"terms|characters|deeply"):
+        Rule("big", f"{text} < 1").tree()
+    rule = Rule("r0", "delta < 1")
+    for level in range(1, 25):
+        rule = Rule(f"r{level}", f"r{level - 1}() or r{level - 1}()", uses={rule.name: rule})
+    with pytest.raises(UsageError, match="terms"):
+        rule.tree()

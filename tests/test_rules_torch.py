@@ -73,9 +73,7 @@ class Both:
             if name in ("seq_id", "abs_pos", "token_id", "token_text") or name not in self.present:
                 continue
             values = rows[name].to_pylist()
-            if isinstance(values[0], bool):
-                self.tensors[name] = torch.tensor(values)
-            elif name in ("pos", "step", "turn", "policy_version", "trainer_version"):
+            if isinstance(values[0], bool) or name in ("pos", "step", "turn", "policy_version", "trainer_version"):
                 self.tensors[name] = torch.tensor(values)
             else:
                 self.tensors[name] = torch.tensor(

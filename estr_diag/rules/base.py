@@ -127,13 +127,14 @@ class Rule:
         """Return the weight of a kept token as a tree; None where it is 1."""
         if self.weight:
             return parse(self.weight, self.parameters, want=Kind.NUMBER, edge=self.edge, rule_of=self.rule_of)
-        weights, before = [], None
+        weights: list[Node] = []
+        before: list[Node] = []
         for part in self.parts if self.combine in ("and", "then") else ():
             found = part.weight_tree()
             if found is not None:
-                weights.append(found if before is None else among(found, before))
+                weights.append(among(found, _all(before)) if before else found)
             if self.combine == "then":
-                before = _all([*([] if before is None else [before]), part.tree()])
+                before.append(among(part.tree(), _all(before)) if before else part.tree())
         product: Node | None = None
         for weight in weights:
             product = weight if product is None else Call("*", (product, weight))
@@ -200,8 +201,20 @@ class Rule:
         return rule.with_parameters(parameters).tree()
 
 
-def combined(combine: Combine, parts: tuple[Rule, ...]) -> Rule:
-    """Return a combination of rules under a name that says what it is."""
+def combined(combine: Combine, parts: tuple[Rule, ...], dtype: Dtype | None = None) -> Rule:
+    """Return a combination of rules under a name that says what it is.
+
+    Raises
+    ------
+    UsageError
+        The parts are evaluated in different arithmetics, and `dtype` does not say in which the whole is.
+    """
+    dtypes = {part.dtype for part in parts} if dtype is None else {dtype}
+    if len(dtypes) > 1:
+        raise UsageError(
+            f"{', '.join(part.label for part in parts)}: one is evaluated in float32 and one in float64; give both one "
+            "dtype, or compare them side by side"
+        )
     joined = {"and": "+", "or": "|", "then": ">"}.get(combine, "")
     name = f"not {parts[0].label}" if combine == "not" else joined.join(part.label for part in parts)
     shrinks = any(part.denominator == "shrinks" for part in parts)
@@ -212,7 +225,7 @@ def combined(combine: Combine, parts: tuple[Rule, ...]) -> Rule:
         "then": "each part judged on what those before it left",
     }[combine]
     return Rule(
-        name, parts=parts, combine=combine, denominator="shrinks" if shrinks else "unchanged",
+        name, parts=parts, combine=combine, dtype=dtypes.pop(), denominator="shrinks" if shrinks else "unchanged",
         says=f"{says}: {', '.join(part.label for part in parts)}", reference="combination",
     )  # fmt: skip
 

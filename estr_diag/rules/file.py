@@ -24,9 +24,9 @@ from pydantic.functional_validators import AfterValidator
 from estr_diag.errors import InputError, UsageError, nearest
 from estr_diag.expressions import Edge
 from estr_diag.rules.base import Combine, Denominator, OnMissing, Rule, combined
-from estr_diag.rules.language.parse import MAX_CHARACTERS, parse
+from estr_diag.rules.language.parse import MAX_CHARACTERS, MAX_TERMS, parse
 from estr_diag.rules.language.sql import Dtype
-from estr_diag.rules.language.tree import Flag, Kind, Node, children
+from estr_diag.rules.language.tree import Flag, Kind, Node, extent
 from estr_diag.rules.language.vocabulary import functions, names
 from estr_diag.rules.library import LIBRARY, find
 from estr_diag.rules.names import parse_rules
@@ -35,8 +35,6 @@ MAX_BYTES = 1_000_000
 MAX_RULES = 500
 MAX_PARTS = 60
 MAX_PARAMETERS = 50
-MAX_TERMS = 20_000
-"""Nodes of one rule with all that it names written out; the largest built-in one has 78."""
 MAX_DEPTH = 120
 MAX_LEVELS = 20
 _BUILT_IN_TERMS = 100
@@ -356,22 +354,24 @@ class _Builder:
             key, texts = entry.combination
             with self._at(name, key):
                 parts = tuple(self._part(name, text) for text in texts)
-                rule = replace(combined(key, parts), **{"name": name, "uses": uses, "reference": "", **given})
+                rule = replace(
+                    combined(key, parts, "float64"), **{"name": name, "uses": uses, "reference": "", **given}
+                )
         with self._at(name, key):
             kinds = {part.dtype for part in (*uses.values(), *rule.parts)}
             if len(kinds) > 1 and "dtype" not in given:
                 raise UsageError("it names rules of float32 and of float64; say dtype")
             rule = replace(rule, dtype=given.get("dtype", min(kinds, default="float64")))
-            self._sized(name, *_extent(rule.tree()))
+            self._sized(name, *extent(rule.tree()))
         with self._at(name, "weight" if entry.weight else key):
             if (weight := rule.weight_tree()) is not None:
-                self._sized(name, *_extent(weight))
+                self._sized(name, *extent(weight))
         return rule
 
     def _part(self, name: str, text: str) -> Rule:
         if len(found := parse_rules(text, self.rules)) != 1:
             raise UsageError(f"{text!r} names {len(found)} rules; expected one")
-        self._sized(name, *_extent(found[0].tree()))
+        self._sized(name, *extent(found[0].tree()))
         return found[0]
 
     @contextmanager
@@ -382,16 +382,3 @@ class _Builder:
             self.source.refuse(("rules", name, *key), str(error))
         except RecursionError:
             self.source.refuse(("rules", name, *key), "nested too deeply")
-
-
-def _extent(tree: Node) -> tuple[int, int]:
-    """Return how many nodes a tree has and how deep it is; a part that stands in many places is looked at once."""
-    known: dict[int, tuple[int, int]] = {}
-
-    def visit(node: Node) -> tuple[int, int]:
-        if id(node) not in known:
-            below = [visit(child) for child in children(node)]
-            known[id(node)] = (1 + sum(n for n, _ in below), 1 + max((depth for _, depth in below), default=0))
-        return known[id(node)]
-
-    return visit(tree)

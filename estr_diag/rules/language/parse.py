@@ -27,6 +27,7 @@ from estr_diag.rules.language.tree import (
     Node,
     Number,
     Scope,
+    extent,
     kind,
 )
 from estr_diag.rules.language.vocabulary import (
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 MAX_CHARACTERS = 10_000
 MAX_DEPTH = 100
 MAX_NODES = 5_000
+MAX_TERMS = 20_000
+"""Of a tree, with everything that its names and functions stand for."""
 
 _ARITHMETIC: dict[type[exp.Expression], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
 _COMPARISONS: dict[type[exp.Expression], Literal["<", "<=", ">", ">=", "=", "<>"]] = {
@@ -99,6 +102,8 @@ def parse(
         node = reader.read(reader.syntax(), environment)
     except RecursionError:
         raise UsageError(f"rule {_short(text)!r} is nested too deeply") from None
+    if (terms := extent(node)[0]) > MAX_TERMS:
+        raise UsageError(f"rule {_short(text)!r} has {terms:,} terms with all that it names; at most {MAX_TERMS:,}")
     if kind(node) is not want:
         raise UsageError(f"rule {_short(text)!r} is {kind(node)}; expected {want}")
     return node
@@ -212,8 +217,13 @@ class _Reader:
         scope, _, function = name.partition("_")
         if name in ORDERED_AGGREGATES or (scope in SCOPES and function in AGGREGATES):
             return self._aggregate(node, cast("Scope", scope), function, env)
-        if self.rule_of is not None and self.rule_of(name, {}) is not None:
-            return cast("Node", self.rule_of(name, self._settings(node)))
+        # One look-up: each may read a text that looks up others.
+        if (
+            self.rule_of is not None
+            and all(isinstance(argument, exp.EQ) for argument in arguments)
+            and (rule := self.rule_of(name, self._settings(node))) is not None
+        ):
+            return rule
         raise self._refusal(node, f"function '{node.name}' is not allowed; {nearest(name, functions())}")
 
     def _settings(self, node: exp.Anonymous) -> dict[str, float]:

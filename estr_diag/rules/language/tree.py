@@ -164,6 +164,19 @@ def walk(node: Node) -> Iterator[Node]:
     yield node
 
 
+def extent(node: Node) -> tuple[int, int]:
+    """Return how many nodes a tree has when written out, and how deep it is; a shared part is measured once."""
+    known: dict[int, tuple[int, int]] = {}
+
+    def measure(part: Node) -> tuple[int, int]:
+        if id(part) not in known:
+            below = [measure(child) for child in children(part)]
+            known[id(part)] = (1 + sum(n for n, _ in below), 1 + max((depth for _, depth in below), default=0))
+        return known[id(part)]
+
+    return measure(node)
+
+
 def mapped(node: Node, change: Mapper) -> Node:
     """Return the tree with `change` applied to every node, lower ones first."""
     match node:
