@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 
 _LAZY: dict[str, tuple[str, str | None]] = {
     "Log": ("estr_diag.log", "Log"),
-    "open": ("estr_diag.log", "open_log"),
-    "ingest": ("estr_diag.log", "ingest"),
-    "from_frame": ("estr_diag.log", "from_frame"),
-    "demo": ("estr_diag.log", "demo"),
+    "open": ("estr_diag.opening", "open_log"),
+    "ingest": ("estr_diag.opening", "ingest"),
+    "from_frame": ("estr_diag.opening", "from_frame"),
+    "demo": ("estr_diag.opening", "demo"),
     "TokenRecorder": ("estr_diag.recorder", "TokenRecorder"),
     "Result": ("estr_diag.result", "Result"),
     "rules": ("estr_diag.rules", None),
@@ -26,8 +26,9 @@ _LAZY: dict[str, tuple[str, str | None]] = {
 
 if TYPE_CHECKING:
     from estr_diag import errors, plots, rules
-    from estr_diag.log import Log, demo, from_frame, ingest
-    from estr_diag.log import open_log as open  # noqa: A004
+    from estr_diag.log import Log
+    from estr_diag.opening import demo, from_frame, ingest
+    from estr_diag.opening import open_log as open  # noqa: A004
     from estr_diag.recorder import TokenRecorder
     from estr_diag.result import Result
 

@@ -15,7 +15,7 @@ from estr_diag.ingestion.discovery import discover
 from estr_diag.ingestion.head import FileHead
 from estr_diag.ingestion.pipeline import ingest
 from estr_diag.ingestion.registry import adapter, adapters
-from estr_diag.log import find, open_log
+from estr_diag.opening import find, open_log
 from estr_diag.schema import SEQUENCES, TOKENS
 from estr_diag.store.database import Store
 

@@ -224,9 +224,9 @@ def test_interrupting_is_130(data: Path, tmp_path: Path) -> None:
     script = """
 import sys
 from estr_diag.cli import app
-from estr_diag import log
+from estr_diag import opening
 def interrupted(*a, **k): raise KeyboardInterrupt
-log.open_log = interrupted
+opening.open_log = interrupted
 sys.argv = ["estr-diag", "report", "x"]
 app.main()
 """

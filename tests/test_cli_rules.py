@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from estr_diag.cli import schemas
 from estr_diag.cli.app import app
-from estr_diag.log import DEMO
+from estr_diag.opening import DEMO
 
 LOG = str(DEMO)
 

@@ -13,7 +13,7 @@ import pytest
 
 import estr_diag
 from estr_diag.ingestion.registry import adapters
-from estr_diag.log import DEMO
+from estr_diag.opening import DEMO
 from tests.test_cli import cli
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from estr_diag.errors import UsageError
-from estr_diag.log import Log, demo, open_log
+from estr_diag.log import Log
+from estr_diag.opening import demo, open_log
 from estr_diag.report import Report
 from estr_diag.report.document import report_json_schema
 from estr_diag.report.verdict import number, with_error

@@ -11,7 +11,7 @@ import pytest
 
 from estr_diag.cli import schemas
 from estr_diag.ingestion.registry import adapters
-from estr_diag.log import open_log
+from estr_diag.opening import open_log
 from estr_diag.schema import SEQUENCE_COLUMNS_IN_LOG, TOKENS
 from estr_diag.store.export import export
 

@@ -17,7 +17,7 @@ import pytest
 from estr_diag import log as log_module
 from estr_diag import schema
 from estr_diag.errors import InputError, StoreError, StoreIncompatibleError, StoreLockedError
-from estr_diag.log import ingest, open_log
+from estr_diag.opening import ingest, open_log
 from estr_diag.store import database
 from estr_diag.store.database import Store, is_store
 
@@ -25,7 +25,7 @@ KILLED_HALF_WAY = """
 import os, signal, sys
 from pathlib import Path
 from estr_diag.ingestion import pipeline
-from estr_diag.log import ingest
+from estr_diag.opening import ingest
 real, seen = pipeline._ingest_unit, []
 def killing(store, unit, options, count):
     if seen:

@@ -27,7 +27,7 @@ def _report() -> dict[str, Any]:
 
 
 def _compare() -> dict[str, Any]:
-    from estr_diag.report.document import compare_json_schema
+    from estr_diag.report.rule_document import compare_json_schema
 
     return compare_json_schema()
 

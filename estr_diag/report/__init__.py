@@ -10,7 +10,8 @@ from typing import Any
 
 from estr_diag.errors import UsageError
 from estr_diag.report.build import build
-from estr_diag.report.document import CompareDocument, Document
+from estr_diag.report.document import Document
+from estr_diag.report.rule_document import CompareDocument
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
 from estr_diag.stats.grid import Bins

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from estr_diag.report import rule_tables
-from estr_diag.report.document import CompareDocument, RuleGroup, RuleResult
+from estr_diag.report.rule_document import CompareDocument, RuleGroup, RuleResult
 from estr_diag.report.terminal import cells, lines, not_computed, title
 from estr_diag.report.verdict import number
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from estr_diag.report.rule_document import NotComputed, Pair, Part, RuleResult, TrainerMatch
 
 SCHEMA_ID = "estr-diag/report/v1"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(populate_by_name=True)
-
-
-class Skipped(_Part):
+class Skipped(Part):
     """A file that took no part."""
 
     path: str
@@ -25,7 +23,7 @@ class Skipped(_Part):
     reason: str
 
 
-class LogFacts(_Part):
+class LogFacts(Part):
     """What the log holds."""
 
     source: str
@@ -45,7 +43,7 @@ class LogFacts(_Part):
     notes: list[str]
 
 
-class CheckResult(_Part):
+class CheckResult(Part):
     """One detector's verdict."""
 
     id: str
@@ -60,7 +58,7 @@ class CheckResult(_Part):
     spoils: Annotated[list[str], Field(description="columns whose statistics must not be read")]
 
 
-class Number(_Part):
+class Number(Part):
     """A metric with its cluster-robust standard error by sequence."""
 
     value: float | None
@@ -68,7 +66,7 @@ class Number(_Part):
     n: Annotated[int, Field(description="tokens, or sequences for a sequence metric")]
 
 
-class StepMetrics(_Part):
+class StepMetrics(Part):
     """Consistency metrics of one step."""
 
     step: int | None
@@ -77,7 +75,7 @@ class StepMetrics(_Part):
     metrics: dict[str, Number]
 
 
-class LagMetrics(_Part):
+class LagMetrics(Part):
     """Consistency metrics at one lag; null for tokens whose lag is not known."""
 
     lag: int | None
@@ -86,7 +84,7 @@ class LagMetrics(_Part):
     metrics: dict[str, Number]
 
 
-class Consistency(_Part):
+class Consistency(Part):
     """Consistency metrics."""
 
     overall: dict[str, Number]
@@ -94,14 +92,14 @@ class Consistency(_Part):
     by_lag: list[LagMetrics]
 
 
-class Half(_Part):
+class Half(Part):
     """Mode (p_infer >= 0.5) or off-mode tokens of a bin."""
 
     n: int
     mean_sq_delta: float | None
 
 
-class LagCell(_Part):
+class LagCell(Part):
     """One lag inside an entropy bin."""
 
     lag: int | None
@@ -111,7 +109,7 @@ class LagCell(_Part):
     se_mean_sq_delta: float | None
 
 
-class EntropyBin(_Part):
+class EntropyBin(Part):
     """Moments of delta in one bin of H."""
 
     lo: float
@@ -137,7 +135,7 @@ class EntropyBin(_Part):
 Interval = Annotated[list[float | None], Field(min_length=2, max_length=2, description="95 % interval, [low, high]")]
 
 
-class LocalExponent(_Part):
+class LocalExponent(Part):
     """Slope from one bin to the next."""
 
     lo: float
@@ -146,7 +144,7 @@ class LocalExponent(_Part):
     ci: Interval
 
 
-class ScalingFit(_Part):
+class ScalingFit(Part):
     """E[delta^2] = amplitude * scale ^ exponent, by weighted least squares over bins."""
 
     scale: Annotated[str, Field(description="entropy, or gini (1 - sum p^2)")]
@@ -167,7 +165,7 @@ class Scaling(ScalingFit):
     others: list[ScalingFit]
 
 
-class NoiseCell(_Part):
+class NoiseCell(Part):
     """Noise and exploration in one entropy bin at one lag."""
 
     bin: Annotated[int, Field(description="index into entropy_bins")]
@@ -182,7 +180,7 @@ class NoiseCell(_Part):
     small: Annotated[bool, Field(description="too few tokens to read")]
 
 
-class LagShare(_Part):
+class LagShare(Part):
     """Share of the squared deviation that is noise, at one lag."""
 
     lag: int | None
@@ -191,7 +189,7 @@ class LagShare(_Part):
     ci: Interval
 
 
-class Decomposition(_Part):
+class Decomposition(Part):
     """Noise against exploration."""
 
     method: Literal["exact", "lag_contrast", "extrapolated", "none"]
@@ -205,7 +203,7 @@ class Decomposition(_Part):
     notes: list[str]
 
 
-class Switches(_Part):
+class Switches(Part):
     """Weight versions that change inside a trajectory, and staleness."""
 
     n_sequences_with_switch: int | None
@@ -219,7 +217,7 @@ class Switches(_Part):
     notes: list[str]
 
 
-class LengthBucket(_Part):
+class LengthBucket(Part):
     """Sequences of about one length."""
 
     length_lo: int
@@ -231,7 +229,7 @@ class LengthBucket(_Part):
     ess_sequence: float | None
 
 
-class Weights(_Part):
+class Weights(Part):
     """What importance weights leave of the sample."""
 
     ess_token: float | None
@@ -243,145 +241,7 @@ class Weights(_Part):
     length_limit: Annotated[str, Field(description="the length at which sequence ratios become useless")]
 
 
-class RuleGroup(_Part):
-    """One group of a rule's breakdown."""
-
-    n: int
-    kept_tokens: int
-    masked_tokens: int
-    undecided_tokens: int
-    kept_share: float | None
-
-
-class RuleBinGroup(RuleGroup):
-    """One entropy bin."""
-
-    bin: Annotated[int, Field(description="index into entropy_bins")]
-
-
-class RuleLagGroup(RuleGroup):
-    """One lag."""
-
-    lag: int | None
-
-
-class RuleStepGroup(RuleGroup):
-    """One step."""
-
-    step: int | None
-
-
-class RulePositionGroup(RuleGroup):
-    """One log2 bucket of the position in the response."""
-
-    position: Annotated[int | None, Field(description="k: positions 2^k - 1 to 2^(k+1) - 2")]
-
-
-class Kept(_Part):
-    """What is left after the mask."""
-
-    mean_abs_delta: float | None
-    mean_sq_delta: float | None
-    kl_k3: float | None
-    sq_delta_share: Annotated[float | None, Field(description="share of sum delta^2 that is kept")]
-    advantage_share: Annotated[float | None, Field(description="share of sum |A| that is kept")]
-    ratio_ess: Annotated[float | None, Field(description="effective share of the kept tokens' importance ratios")]
-
-
-class RuleWeights(_Part):
-    """The rule's own weights; 1 on kept tokens where it has none."""
-
-    mean: Annotated[float | None, Field(description="over kept tokens")]
-    max: float | None
-    ess: Annotated[float | None, Field(description="effective share of the decided tokens; a masked one weighs 0")]
-
-
-class MaskErrorEstimate(_Part):
-    """The two errors of a mask by one method, with 95 % intervals from whole sequences."""
-
-    method: Literal["exact", "lag_contrast"]
-    noise_admitted: Annotated[float | None, Field(description="share of the noise's second moment on kept tokens")]
-    noise_admitted_low: float | None
-    noise_admitted_high: float | None
-    exploration_masked: Annotated[
-        float | None,
-        Field(description="share of the exploration's second moment on masked tokens; null where it is not above 0"),
-    ]
-    exploration_masked_low: float | None
-    exploration_masked_high: float | None
-    exploration_masked_tokens: Annotated[
-        float | None, Field(description="tokens of lag > 0 masked beyond the mask rate at lag 0, as a share")
-    ]
-    exploration_masked_tokens_low: float | None
-    exploration_masked_tokens_high: float | None
-    coverage: Annotated[float | None, Field(description="share of the decided tokens that the estimate rests on")]
-
-
-class RuleResult(_Part):
-    """What a rule would do to this log."""
-
-    name: str
-    label: Annotated[str, Field(description="name and parameters as --rules takes them")]
-    params: dict[str, float]
-    keep: Annotated[str, Field(description="the condition, as text")]
-    weight: Annotated[str | None, Field(description="weight of a kept token, as text; null where it is 1")]
-    edge: Annotated[str, Field(description="B: train against infer, U: update against train, E: update against infer")]
-    denominator: Annotated[str, Field(description="of the loss: unchanged, or shrinks to the kept tokens")]
-    n: int
-    kept_tokens: int
-    masked_tokens: int
-    undecided_tokens: Annotated[int, Field(description="a column that the rule needs is missing on the token")]
-    kept_share: float | None
-    kept_share_se: Annotated[float | None, Field(description="standard error by sequence")]
-    masked_share: Annotated[float | None, Field(description="rho_mask")]
-    n_sequences: int
-    kept_sequences: Annotated[int, Field(description="sequences with at least one kept token")]
-    whole_sequences: Annotated[int, Field(description="sequences of which every token is kept")]
-    noise_admitted: Annotated[float | None, Field(description="by the best method")]
-    exploration_masked: Annotated[float | None, Field(description="by the best method")]
-    method: Literal["exact", "lag_contrast", "none"]
-    errors: list[MaskErrorEstimate]
-    kept: Kept
-    weights: RuleWeights
-    by_entropy_bin: list[RuleBinGroup]
-    by_lag: list[RuleLagGroup]
-    by_step: list[RuleStepGroup]
-    by_position: list[RulePositionGroup]
-
-
-class TrainerMatch(_Part):
-    """A built-in rule against the trainer's own decision."""
-
-    rules: Annotated[list[str], Field(description="labels; several where they are one rule on this log")]
-    exact: Annotated[bool, Field(description="every token is decided the same")]
-    n: int
-    masked: Annotated[int, Field(description="by the trainer")]
-    disagree: int
-    kappa: float | None
-
-
-class Pair(_Part):
-    """Agreement of two rules."""
-
-    a: str
-    b: str
-    both: int
-    only_a: int
-    only_b: int
-    neither: int
-    jaccard: float | None
-    kappa: float | None
-
-
-class NotComputed(_Part):
-    """Something that this log does not allow."""
-
-    what: str
-    why: str
-    how_to_get_it: str
-
-
-class Document(_Part):
+class Document(Part):
     """A whole report."""
 
     schema_: Annotated[Literal["estr-diag/report/v1"], Field(alias="schema")] = "estr-diag/report/v1"
@@ -403,39 +263,6 @@ class Document(_Part):
         Field(description="built-in rules that decide as the trainer's log says it did, or else the nearest"),
     ]
     not_computed: list[NotComputed]
-
-
-class Edges(_Part):
-    """Entropy bin of a comparison."""
-
-    lo: float
-    hi: float | None
-
-
-class CompareDocument(_Part):
-    """What ``estr-diag compare --json`` prints."""
-
-    schema_: Annotated[Literal["estr-diag/compare/v1"], Field(alias="schema")] = "estr-diag/compare/v1"
-    source: str | None
-    entropy_bins: list[Edges]
-    rules: list[RuleResult]
-    agreement: list[Pair]
-    reproduces_trainer: list[TrainerMatch]
-    not_computed: list[NotComputed]
-    notes: list[str]
-
-
-def compare_json_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of ``estr-diag compare --json``."""
-    schema = CompareDocument.model_json_schema(by_alias=True)
-    schema["required"] = sorted({*schema.get("required", []), "schema"})
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "estr-diag/compare/v1",
-        **schema,
-        "title": "estr-diag compare",
-        "description": "Numbers are JSON numbers or null, never NaN. Keys may be added.",
-    }
 
 
 def report_json_schema() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from estr_diag.report.document import MaskErrorEstimate, Pair, RuleGroup, RuleResult, TrainerMatch
+from estr_diag.report.rule_document import MaskErrorEstimate, Pair, RuleGroup, RuleResult, TrainerMatch
 from estr_diag.report.sentences import Cells
 from estr_diag.report.verdict import number
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from estr_diag.report.document import MaskErrorEstimate
+from estr_diag.report.rule_document import MaskErrorEstimate
 from estr_diag.report.rule_tables import METHODS, estimate, share
 from estr_diag.report.sentences import Cells
 from estr_diag.report.terminal import cells, lines, title

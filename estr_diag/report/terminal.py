@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from estr_diag.report import headline, rule_tables, sentences
-from estr_diag.report.document import Document, EntropyBin, LagMetrics, NotComputed, Number, StepMetrics
+from estr_diag.report.document import Document, EntropyBin, LagMetrics, Number, StepMetrics
+from estr_diag.report.rule_document import NotComputed
 from estr_diag.report.verdict import number, with_error
 from estr_diag.stats.metrics import YARDSTICKS
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from estr_diag.log import Log, ingest, open_log
+from estr_diag.log import Log
+from estr_diag.opening import ingest, open_log
 from tests.logs import make_log
 
 COLUMNS = ("step", "seq_id", "policy_version", "trainer_version", "logp_infer", "logp_train", "entropy", "advantage")
