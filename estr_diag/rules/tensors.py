@@ -226,15 +226,17 @@ class _Batch:
         scopes = {}
         for scope in wanted:
             parts = keys[scope]()
-            missing = torch.zeros_like(sequence, dtype=torch.bool)
+            missing = None
+            index, n = None, 1
             for part in parts:
                 if part.is_floating_point():
-                    missing = missing | ~torch.isfinite(part)
-            stacked = torch.stack(
-                [torch.where(missing, torch.zeros_like(p), p).to(torch.float64) for p in parts], dim=1
-            )
-            _, index = torch.unique(stacked, dim=0, return_inverse=True)
-            scopes[scope] = (torch.where(missing, -1, index), int(index.max()) + 1 if len(index) else 0)
+                    hole = ~torch.isfinite(part)
+                    missing = hole if missing is None else missing | hole
+                    part = torch.where(hole, torch.zeros_like(part), part)
+                number, count = _numbered(part)
+                index, n = (number, count) if index is None else _numbered(index * count + number)
+            assert index is not None
+            scopes[scope] = (index if missing is None else torch.where(missing, -1, index), n)
         return scopes
 
     def _runs(self, sequence: Tensor, pos: Tensor) -> Tensor:
@@ -246,3 +248,18 @@ class _Batch:
         rank = torch.empty_like(pos)
         rank[order] = torch.arange(len(pos), device=pos.device)
         return pos - rank
+
+
+def _numbered(x: Tensor) -> tuple[Tensor, int]:
+    """Return whole numbers from 0 for some labels, and their bound; small labels keep theirs."""
+    import torch
+
+    if not len(x):
+        return x.long(), 0
+    if not x.is_floating_point():
+        low, high = int(x.min()), int(x.max())
+        # Rows and steps are numbers from 0 already: finding the distinct ones would be a sort.
+        if low >= 0 and high < 4 * len(x):
+            return x.long(), high + 1
+    distinct, index = torch.unique(x, return_inverse=True)
+    return index, len(distinct)
