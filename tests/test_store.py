@@ -14,8 +14,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from estr_diag import log as log_module
-from estr_diag import schema
+from estr_diag import opening, schema
 from estr_diag.errors import InputError, StoreError, StoreIncompatibleError, StoreLockedError
 from estr_diag.opening import ingest, open_log
 from estr_diag.store import database
@@ -273,7 +272,7 @@ def test_large_files_are_read_into_a_temporary_store(two_steps: Path, monkeypatc
     with open_log(two_steps) as log:
         expected = log.consistency().rows()
         assert log.store.path is None
-    monkeypatch.setattr(log_module, "_IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(opening, "_IN_MEMORY_BYTES", 1000)
     monkeypatch.setattr(database, "_COMMIT_ROWS", 100)
     with open_log(two_steps) as log:
         path = log.store.path
