@@ -178,7 +178,13 @@ class Log:
         if not name:
             raise UsageError(f"rule '{rule.key}' has no parameter that it is swept by; name one")
         grid = parse_grid(values) if isinstance(values, str) else values or default_grid(rule, name)
-        return self._one(Sweep(rule, name, tuple(float(v) for v in grid), self._rule_grid(bins)))
+        return self._one(Sweep(self.fitted(rule), name, tuple(float(v) for v in grid), self._rule_grid(bins)))
+
+    def fitted(self, rule: Rule) -> Rule:
+        """Return a rule with ``scale`` in its text fitted to this log: then it also runs inside a trainer."""
+        from estr_diag.rules.fitted import fitted
+
+        return fitted((rule,), self.store)[0]
 
     def threshold(
         self, rule: Rule, *, keep: float | None = None, drop_lag0: float | None = None, parameter: str | None = None
@@ -189,9 +195,9 @@ class Log:
         if (keep is None) == (drop_lag0 is None):
             raise UsageError("give either the share to keep or the share of lag-0 tokens to drop")
         if keep is not None:
-            return at_kept_share(self.store, rule, keep, parameter)
+            return at_kept_share(self.store, self.fitted(rule), keep, parameter)
         assert drop_lag0 is not None
-        return at_drop_rate(self.store, rule, drop_lag0, parameter)
+        return at_drop_rate(self.store, self.fitted(rule), drop_lag0, parameter)
 
     def tokens(
         self,

@@ -17,6 +17,7 @@ from estr_diag.report.verdict import verdict
 from estr_diag.result import Result, json_number
 from estr_diag.rules import comparison
 from estr_diag.rules.base import Rule
+from estr_diag.rules.fitted import fitted
 from estr_diag.rules.reproduction import reproductions
 from estr_diag.stats.consistency import Consistency
 from estr_diag.stats.coverage import coverage
@@ -78,6 +79,7 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None
     grid = fitting_grid(store, present, bins)
     rules = comparison.with_trainer(rules, present)
     possible, missing = comparison.allowed(rules, present)
+    possible = fitted(possible, store)
     outcome = run(store, _statistics(store, possible, grid, present), {"source": source})
     results = outcome.results
     table = _entropy_bins(results.get("bins"), results.get("bins_by_lag"))

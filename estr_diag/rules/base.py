@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +12,21 @@ from estr_diag.expressions import Edge
 from estr_diag.rules.language.bind import bind
 from estr_diag.rules.language.parse import parse
 from estr_diag.rules.language.sql import Dtype
-from estr_diag.rules.language.tree import Aggregate, Call, Flag, Kind, Logic, Node, Settled, mapped, needs
+from estr_diag.rules.language.tree import (
+    Aggregate,
+    Call,
+    Choose,
+    Compare,
+    Flag,
+    Kind,
+    Logic,
+    Name,
+    Node,
+    Settled,
+    mapped,
+    needs,
+)
+from estr_diag.rules.language.tree import Number as Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +69,8 @@ class Rule:
         Rules that the text names, beside those of the library.
     score
         Parameter that a sweep moves when none is named.
+    knots
+        Steps of ``scale``, the m2(H) of a log: lower edge of H and value; see `rules.fitted`.
     says
         One line for people: when it keeps a token and what the parameters mean.
     reference
@@ -79,6 +95,7 @@ class Rule:
     combine: Combine = "and"
     uses: Mapping[str, Rule] = field(default_factory=dict)
     score: str = ""
+    knots: tuple[tuple[float, float], ...] = ()
     says: str = ""
     reference: str = ""
     aliases: tuple[str, ...] = ()
@@ -121,12 +138,14 @@ class Rule:
             if self.parts
             else parse(self.keep, self.parameters, want=Kind.BOOLEAN, edge=self.edge, rule_of=self.rule_of)
         )
+        node = stepped(node, self.knots)
         return node if self.on_missing == "undecided" else Settled(node, self.on_missing == "keep")
 
     def weight_tree(self) -> Node | None:
         """Return the weight of a kept token as a tree; None where it is 1."""
         if self.weight:
-            return parse(self.weight, self.parameters, want=Kind.NUMBER, edge=self.edge, rule_of=self.rule_of)
+            tree = parse(self.weight, self.parameters, want=Kind.NUMBER, edge=self.edge, rule_of=self.rule_of)
+            return stepped(tree, self.knots)
         weights: list[Node] = []
         before: list[Node] = []
         for part in self.parts if self.combine in ("and", "then") else ():
@@ -138,7 +157,7 @@ class Rule:
         product: Node | None = None
         for weight in weights:
             product = weight if product is None else Call("*", (product, weight))
-        return product
+        return None if product is None else stepped(product, self.knots)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -228,6 +247,25 @@ def combined(combine: Combine, parts: tuple[Rule, ...], dtype: Dtype | None = No
         name, parts=parts, combine=combine, dtype=dtypes.pop(), denominator="shrinks" if shrinks else "unchanged",
         says=f"{says}: {', '.join(part.label for part in parts)}", reference="combination",
     )  # fmt: skip
+
+
+def stepped(node: Node, knots: Sequence[tuple[float, float]]) -> Node:
+    """Return a tree with ``scale`` replaced by steps over the entropy; as it is where there are none."""
+    if not knots:
+        return node
+
+    def lookup(low: int, high: int) -> Node:
+        if low == high:
+            return Value(knots[low][1])
+        middle = (low + high + 1) // 2
+        below = Compare("<", Name("entropy"), Value(knots[middle][0]))
+        return Choose(below, lookup(low, middle - 1), lookup(middle, high))
+
+    # Bins of H = 0 and of H > 0 may begin at the same place: what is positive belongs to the second.
+    steps = lookup(0, len(knots) - 1)
+    if knots[0][0] == 0 and len(knots) > 1:
+        steps = Choose(Compare("<=", Name("entropy"), Value(0.0)), Value(knots[0][1]), lookup(1, len(knots) - 1))
+    return mapped(node, lambda part: steps if part == Name("scale") else part)
 
 
 def among(node: Node, kept: Node) -> Node:

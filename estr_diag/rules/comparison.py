@@ -11,6 +11,7 @@ from estr_diag.errors import MissingColumnError
 from estr_diag.result import Result
 from estr_diag.rules.agreement import Agreement
 from estr_diag.rules.base import Rule
+from estr_diag.rules.fitted import fitted
 from estr_diag.rules.library import TRAINER
 from estr_diag.rules.mask_errors import MaskErrors
 from estr_diag.rules.replay import Replay
@@ -109,6 +110,7 @@ def compare(
     present = store.present()
     asked = with_trainer(rules, present)
     possible, missing = allowed(asked, present)
+    possible = fitted(possible, store)
     if not possible:
         lacking = frozenset().union(*missing.values())
         raise MissingColumnError("comparison of mask rules", sorted(lacking), how_to_get(lacking))

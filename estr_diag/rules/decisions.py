@@ -10,7 +10,7 @@ from estr_diag.measures import Measure
 from estr_diag.rules.base import Rule
 from estr_diag.rules.language.bind import bind
 from estr_diag.rules.language.plan import Plan, plan
-from estr_diag.rules.language.tree import Node
+from estr_diag.rules.language.tree import Name, Node, walk
 from estr_diag.store.engine import Keys, Request
 
 MAX_RULES = 60
@@ -43,6 +43,7 @@ class Decisions:
         if len(rules) > MAX_RULES:
             raise UsageError(f"{len(rules)} rules at once; at most {MAX_RULES}")
         trees = tuple(bind(rule.tree(), present) for rule in rules)
+        refuse_unfitted(rules, trees)
         found = (rule.weight_tree() for rule in rules)
         weights = tuple(None if weight is None else bind(weight, present) for weight in found)
         return cls(tuple(rules), trees, weights, plan([*trees, *(w for w in weights if w is not None)]))
@@ -87,6 +88,13 @@ class Decisions:
         """
         shared = "sums" if self.plan.view is None else "rules"
         return f"{shared}_by_{apart}" if apart else shared
+
+
+def refuse_unfitted(rules: Sequence[Rule], trees: Sequence[Node | None]) -> None:
+    """Refuse a rule that names ``scale`` and has not been fitted to a log."""
+    for rule, tree in zip(rules, trees, strict=True):
+        if tree is not None and any(part == Name("scale") for part in walk(tree)):
+            raise UsageError(f"rule '{rule.key}' names scale, the m2(H) of a log; fit it first: log.fitted(rule)")
 
 
 def needs(rules: Sequence[Rule], present: Collection[str] = ()) -> frozenset[str]:

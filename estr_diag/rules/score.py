@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from estr_diag.errors import UsageError, nearest
-from estr_diag.rules.base import Rule
+from estr_diag.rules.base import Rule, stepped
 from estr_diag.rules.language.bind import bind
 from estr_diag.rules.language.parse import parse
 from estr_diag.rules.language.tree import Aggregate, Call, Compare, Flag, Kind, Logic, Name, Node, walk
@@ -61,7 +61,7 @@ def score_of(rule: Rule, parameter: str, present: Collection[str]) -> Score | No
     except UsageError:
         # The text is sound, so the parameter stands where only a number may: the level of a quantile, a budget.
         return None
-    tree = bind(tree, present)
+    tree = stepped(bind(tree, present), rule.knots)
     flat = _conjuncts(tree)
     holding = [part for part in flat if _holds(part, parameter)]
     if len(holding) != 1 or not isinstance(holding[0], Compare) or holding[0].operator in ("=", "<>"):

@@ -9,7 +9,7 @@ from estr_diag.errors import UsageError, nearest
 from estr_diag.rules.base import Rule
 from estr_diag.rules.language.bind import bind
 from estr_diag.rules.language.tensors import Tokens
-from estr_diag.rules.language.tree import Aggregate, Node, needs, walk
+from estr_diag.rules.language.tree import Aggregate, Name, Node, needs, walk
 from estr_diag.rules.language.vocabulary import OF_SEQUENCE
 
 if TYPE_CHECKING:
@@ -79,6 +79,9 @@ def decide(rule: Rule, *, compute_dtype: torch.dtype | None = None, **tensors: A
     given = {name: torch.as_tensor(value) for name, value in tensors.items() if value is not None}
     keep_tree, weight_tree = bind(rule.tree(), given), rule.weight_tree()
     weight_tree = None if weight_tree is None else bind(weight_tree, given)
+    for tree in (keep_tree, weight_tree):
+        if tree is not None and any(part == Name("scale") for part in walk(tree)):
+            raise UsageError(f"rule '{rule.key}' names scale, the m2(H) of a log; fit it first: log.fitted(rule)")
     _require(rule, keep_tree, weight_tree, given)
     dtype = compute_dtype or (torch.float32 if rule.dtype == "float32" else torch.float64)
     batch = _Batch(rule, given, dtype)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from estr_diag.errors import MissingColumnError, UsageError
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
+from estr_diag.rules.fitted import on_log
 from estr_diag.rules.language.bind import bind
 from estr_diag.rules.language.parse import parse
 from estr_diag.rules.language.plan import Plan, plan
@@ -78,7 +79,8 @@ def token_list(
     named = _Named(rules or {})
     condition = bind(parse(where, {}, want=Kind.BOOLEAN, rule_of=named.find), present)
     value = bind(parse(by, {}, want=Kind.NUMBER, rule_of=named.find), present)
-    trees = {name: bind(tree, present) for name, tree in named.found.items()}
+    condition, value = on_log(condition, store), on_log(value, store)
+    trees = {name: on_log(bind(tree, present), store) for name, tree in named.found.items()}
     for what, tree in ((f"condition {where!r}", condition), (f"value {by!r}", value)):
         if lacking := needs(tree) - present:
             raise MissingColumnError(what, sorted(lacking), how_to_get(lacking))

@@ -83,7 +83,7 @@ def bound_name(name: str, edge: Edge) -> str:
 
 def names() -> tuple[str, ...]:
     """Return every name that a rule may use."""
-    return tuple(dict.fromkeys([*BOUND, *EXPLICIT, *DEFINED, *STORED, *_DERIVED_NAMES, *OF_SEQUENCE]))
+    return tuple(dict.fromkeys([*BOUND, *EXPLICIT, *DEFINED, *STORED, *_DERIVED_NAMES, *OF_SEQUENCE, "scale"]))
 
 
 def functions() -> tuple[str, ...]:
@@ -96,6 +96,9 @@ def columns_of(name: str) -> frozenset[str]:
     """Return the log columns behind a name of ``tok``."""
     if name in OF_SEQUENCE:
         return OF_SEQUENCE[name][0]
+    if name == "scale":
+        # m2(H) is fitted to a log before a rule that names it is replayed (see `rules.fitted`).
+        return frozenset({"entropy", "logp_infer", "logp_train"})
     for edge in EDGES:
         if name == renamed("ratio", edge):
             name = renamed("delta", edge)
