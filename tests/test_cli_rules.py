@@ -143,3 +143,8 @@ def test_from_python(tmp_path: Path) -> None:
         assert found.to_pandas().shape[0] == 5
         assert len(log.sweep(ed.rules.estr(), values="0.01:1:log:3")) == 3
         assert log.threshold(ed.rules.estr(), keep=0.9).kept_share == pytest.approx(0.9, abs=0.01)
+
+
+def test_what_cannot_be_replayed_and_what_has_two_meanings_is_said() -> None:
+    assert "random generator" in " ".join(invoke("explain", "clip_cov").split())
+    assert "explain mult_prob_error@nemo-rl" in CliRunner().invoke(app, ["explain", "mult_prob_error"]).stderr

@@ -172,9 +172,16 @@ def explain(
     if rule is not None:
         output.data(rule_page.page_json(rule)) if json else output.page(lambda _: rule_page.page(rule))
         return
+    absent = rule_page.absent_page(name)
+    if absent is not None and not json:
+        output.page(lambda _: absent)
+        return
     known = (Explanation(key, "rule", r.keep, "", "", "", r.says) for key, r in LIBRARY.items())
     found = look_up_metric(name, known)
     output.data(page.to_json(found)) if json else output.page(lambda _: page.render(found))
+    if not json and name in BY_NAME and look_up(name) is not None:
+        preset = next(key for key in LIBRARY if key.startswith(f"{name}@"))
+        output.note(f"{name} is a mask rule as well: estr-diag explain {preset}")
 
 
 @command

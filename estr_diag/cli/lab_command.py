@@ -45,8 +45,8 @@ def lab(
     settings = LabSettings(
         seed=seed, steps=steps, synchronous=synchronous, delay=delay, engine=engine, fault=Fault(fault)  # type: ignore[arg-type]
     )  # fmt: skip
-    with output.progress("lab") as progress:
-        done = run(settings, out, chosen, lambda n, total, what: progress(n, total, Path(what), n))
+    with output.steps("lab") as progress:
+        done = run(settings, out, chosen, progress)
     if json:
         output.data(done.to_json())
         return

@@ -79,6 +79,24 @@ def progress(what: str) -> Iterator[Progress]:
 
 
 @contextmanager
+def steps(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show progress of something that goes in steps on stderr; told (done, of, what is new)."""
+    if sys.stderr.isatty() and not os.environ.get("NO_PROGRESS"):
+        with _bar(what) as report:
+            yield lambda done, total, said: report(done, total, Path(said), -1)
+        return
+    last = time.monotonic()
+
+    def plain(done: int, total: int, said: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PLAIN_PROGRESS_SECONDS:
+            note(f"{what}: {done} of {total}, {said}")
+            last = time.monotonic()
+
+    yield plain
+
+
+@contextmanager
 def _bar(what: str) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -94,6 +112,11 @@ def _bar(what: str) -> Iterator[Progress]:
         task = bar.add_task(what, total=None, detail="")
 
         def report(done: int, total: int, path: Path, tokens: int) -> None:
-            bar.update(task, completed=done, total=total, detail=f"{tokens:,} tokens  {path.name}")
+            bar.update(
+                task,
+                completed=done,
+                total=total,
+                detail=f"{tokens:,} tokens  {path.name}" if tokens >= 0 else str(path),
+            )
 
         yield report
