@@ -42,6 +42,8 @@ def test_compare_names_the_rule_that_reproduces_the_trainers_mask(tmp_path: Path
             groups = rule[f"by_{by}"]
             assert sum(g["n"] for g in groups) == 816
             assert sum(g["kept_tokens"] for g in groups) == rule["kept_tokens"]
+            assert all(0 <= g["kept_sequences"] <= g["n_sequences"] <= 16 for g in groups)
+            assert all(0 <= g["kept_advantage_share"] <= 1 for g in groups)
     page = invoke("compare", LOG, "--rules", "estr:tau=0.1,icepop:low=0.8:high=1.2")
     assert "reproduced by" in page
     assert "dppo_tv@prime-rl" in page
@@ -143,6 +145,21 @@ def test_from_python(tmp_path: Path) -> None:
         assert found.to_pandas().shape[0] == 5
         assert len(log.sweep(ed.rules.estr(), values="0.01:1:log:3")) == 3
         assert log.threshold(ed.rules.estr(), keep=0.9).kept_share == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_preset_goes_by_the_version_that_it_dates_from() -> None:
+    document = as_json(
+        "compare",
+        LOG,
+        "--rules",
+        "token_k1@verl:2026-01:high=1.2,token_k1@verl:2025:high=1.2,tis@slime",
+        schema="compare",
+    )
+    today, natural, weighted, _ = document["rules"]
+    assert today["name"] == "token_k1@verl"
+    assert natural["kept_share"] != today["kept_share"], "one string, two mirrored bands"
+    assert weighted["name"] == "tis_token@slime"
+    assert weighted["weights"]["ess"] < 1 == weighted["kept_share"]
 
 
 def test_what_cannot_be_replayed_and_what_has_two_meanings_is_said() -> None:

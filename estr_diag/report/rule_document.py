@@ -21,6 +21,9 @@ class RuleGroup(Part):
     masked_tokens: int
     undecided_tokens: int
     kept_share: float | None
+    n_sequences: int
+    kept_sequences: Annotated[int, Field(description="with at least one kept token in the group")]
+    kept_advantage_share: Annotated[float | None, Field(description="share of the group's sum |A| that is kept")]
 
 
 class RuleBinGroup(RuleGroup):

@@ -254,6 +254,9 @@ def _bins(result: Result | None) -> list[int]:
 def _by_rule(result: Result | None, key: str) -> defaultdict[str, list[dict[str, Any]]]:
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in result.rows() if result is not None else ():
-        kept = ("n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share")
+        kept = (
+            "n", "kept_tokens", "masked_tokens", "undecided_tokens", "kept_share", "n_sequences", "kept_sequences",
+            "kept_advantage_share",
+        )  # fmt: skip
         rows[row["rule"]].append({key: row[key], **{k: row[k] for k in kept}})
     return rows

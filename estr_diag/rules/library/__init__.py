@@ -19,6 +19,9 @@ LIBRARY: dict[str, Rule] = {rule.key: rule for rule in (*FAMILIES, *PRESETS)}
 
 _ALIASES = {alias: rule.name for rule in FAMILIES for alias in rule.aliases}
 
+TODAY: dict[str, str] = {"verl": "2026-01", "areal": "2026-08"}
+"""Since when a framework's unversioned presets are what they are: ``token_k1@verl:2026-01`` is ``token_k1@verl``."""
+
 DEFAULT_RULES: tuple[Rule, ...] = tuple(LIBRARY[name] for name in ("none", "estr", "icepop", "kpop"))
 """What a report compares when nothing is asked for."""
 
@@ -26,6 +29,9 @@ DEFAULT_RULES: tuple[Rule, ...] = tuple(LIBRARY[name] for name in ("none", "estr
 def find(key: str) -> Rule | None:
     """Return the rule of a key or alias (``tis@slime`` is ``tis_token@slime``), or None."""
     name, at, framework = key.partition("@")
+    trainer, _, version = framework.partition(":")
+    if version and version == TODAY.get(trainer):
+        framework = trainer
     return LIBRARY.get(key) or LIBRARY.get(_ALIASES.get(name, name) + at + framework)
 
 
