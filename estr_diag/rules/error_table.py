@@ -21,7 +21,7 @@ ErrorMethod = Literal["exact", "lag_contrast"]
 ASSUMPTIONS: Mapping[ErrorMethod, str] = {
     "exact": "none: logp_replay gives noise and exploration of each token",
     "lag_contrast": (
-        "given the entropy bin, engine noise does not depend on lag. Noise is judged where it stands alone, at lag 0; "
+        "given the entropy bin, engine noise does not depend on lag or position. Noise is judged where it stands alone, at lag 0; "
         "where exploration adds to it a mask drops more of both, so both shares are above the exact ones"
     ),
 }

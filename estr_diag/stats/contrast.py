@@ -24,7 +24,7 @@ MIN_LAGS = 3
 
 ASSUMPTIONS: Mapping[Method, str] = {
     "exact": "none: logp_replay gives noise and exploration of each token",
-    "lag_contrast": "given the bin, engine noise does not depend on lag",
+    "lag_contrast": "given the bin, engine noise does not depend on lag, nor on the position that lag goes with",
     "extrapolated": (
         "given the bin, engine noise does not depend on lag and exploration is a k + b k^2 of lag k with a, b >= 0; "
         "the noise is extrapolated to lag 0, not observed"

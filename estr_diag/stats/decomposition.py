@@ -157,7 +157,11 @@ def _measures(present: frozenset[str]) -> tuple[str, ...]:
 def _assumption(method: Method, by_position: bool) -> str:
     text = ASSUMPTIONS[method]
     stratified = by_position and method in ("lag_contrast", "extrapolated")
-    return text.replace("given the bin", "given the bin and the position bucket") if stratified else text
+    if not stratified:
+        return text
+    return text.replace("given the bin", "given the bin and the position bucket").replace(
+        ", nor on the position that lag goes with", ""
+    )
 
 
 def _cells(log: SplitLog, grid: EntropyGrid) -> list[dict[str, Any]]:
