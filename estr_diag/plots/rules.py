@@ -111,7 +111,7 @@ def plot_tradeoff(errors: Result, kept: Result | None = None, *, curve: bool = F
             )  # fmt: skip
     ax.plot([0, 1], [1, 0], "--", color=GREY, linewidth=0.8, label="masks at random")
     titled(ax, "The two errors of a mask", "exploration masked, share", "noise admitted, share")
-    legend(ax)
+    legend(ax, beside=not curve)
     return ax
 
 
@@ -144,5 +144,5 @@ def plot_agreement(agreement: Result, *, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(len(names)), shortened(names, 24), rotation=35, ha="right")
     ax.set_yticks(range(len(names)), shortened(names, 24))
     ax.figure.colorbar(image, ax=ax, label="κ of the keep decisions")
-    ax.set_title("Agreement of the rules (– where one keeps or masks all)", loc="left", fontsize="medium")
+    ax.set_title("Agreement (–: one keeps or masks all)", loc="left", fontsize="medium")
     return ax
