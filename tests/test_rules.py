@@ -68,6 +68,11 @@ def test_a_missing_entropy_is_undecided_and_counted() -> None:
     with store_of(log) as store:
         row = run(store, {"it": Replay((rules.estr(), rules.icepop()))}).results["it"].table.to_pylist()
     estr, icepop = row
+    tokens = oracles.counted(log)
+    decided = np.isfinite(tokens["entropy"])
+    kept = decided & oracles.keep("estr", tokens)
+    for name, mass in (("sq_delta", tokens["delta"] ** 2), ("advantage", np.abs(tokens["advantage"].astype(float)))):
+        assert math.isclose(estr[f"kept_{name}_share"], mass[kept].sum() / mass[decided].sum(), rel_tol=1e-9)
     assert estr["undecided_tokens"] == np.count_nonzero(hole & log["loss_mask"]) > 0
     assert icepop["undecided_tokens"] == 0
     for r in row:

@@ -91,7 +91,10 @@ class Replay:
         groups = f"rule{', ' + by.rstrip(', ') if by else ''}"
         sums = {name: f"sum({name})" for name in _SUMS}
         sums["sum_abs_advantage"] = "sum(sum_abs_advantage)" if "advantage" in present else "null::double"
-        per_sequence = ", ".join(f"{sql} as {name}, {_kept(sql)} as kept_{name}" for name, sql in sums.items())
+        per_sequence = ", ".join(
+            f"{_among(sql, 'not undecided')} as {name}, {_among(sql, 'kept')} as kept_{name}"
+            for name, sql in sums.items()
+        )
         totals = ", ".join(f"sum({p}{name}) as {p}{name}" for name in sums for p in ("", "kept_"))
         rules = ", ".join(f"({i}, 1::bigint << {i})" for i in range(len(self.rules)))
         weights = "".join(f", {m.how}({m.name}) as {m.name}" for m in decisions.weight_measures()) if not by else ""
@@ -188,8 +191,8 @@ _NOTHING = dict.fromkeys(
 )
 
 
-def _kept(sql: str) -> str:
-    return "null::double" if sql.startswith("null") else f"{sql} filter (kept)"
+def _among(sql: str, which: str) -> str:
+    return "null::double" if sql.startswith("null") else f"{sql} filter ({which})"
 
 
 def _ess(total: float | None, squares: float | None, n: int) -> float | None:

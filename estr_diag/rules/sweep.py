@@ -192,7 +192,7 @@ def _shares(part: pa.Table, kept: Bools, decided: Bools) -> dict[str, Any]:
     advantage = None
     if "sum_abs_advantage" in part.column_names:
         mass = np.nan_to_num(part["sum_abs_advantage"].to_numpy().astype(np.float64))
-        advantage = float(mass[kept].sum() / mass.sum()) if mass.sum() else None
+        advantage = float(mass[kept].sum() / mass[decided].sum()) if mass[decided].sum() else None
     return {
         "n": int(n.sum()), "kept_tokens": int(total), "masked_tokens": int(whole - total),
         "undecided_tokens": int(n.sum() - whole), "kept_share": share, "kept_share_se": se,
