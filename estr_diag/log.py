@@ -177,15 +177,18 @@ class Log:
         parameter
             By default the one that the rule is swept by.
         values
-            Ascending values, or a text as ``0.25:16:log``; by default from a sixteenth to sixteen times the rule's own.
+            Ascending values, or a text as ``0.25:16:log``; by default those that keep from half to 99.99 % of the tokens, and
+            the rule's own (from a sixteenth to sixteen times it where they cannot be read off a score).
         """
-        from estr_diag.rules.sweep import Sweep, default_grid, parse_grid
+        from estr_diag.rules.sweep import sweep
+        from estr_diag.rules.sweep_values import over_shares, parse_grid
 
         name = parameter or rule.score
         if not name:
             raise UsageError(f"rule '{rule.key}' has no parameter that it is swept by; name one")
-        grid = parse_grid(values) if isinstance(values, str) else values or default_grid(rule, name)
-        return self._one(Sweep(self.fitted(rule), name, tuple(float(v) for v in grid), self._rule_grid(bins)))
+        grid = parse_grid(values) if isinstance(values, str) else values or over_shares(self.store, rule, name)
+        points = tuple(float(v) for v in grid)
+        return sweep(self.store, rule, name, points, self._rule_grid(bins), {"source": self.source})
 
     def fitted(self, rule: Rule) -> Rule:
         """Return a rule with ``scale`` in its text fitted to this log: then it also runs inside a trainer."""
@@ -202,9 +205,9 @@ class Log:
         if (keep is None) == (drop_lag0 is None):
             raise UsageError("give either the share to keep or the share of lag-0 tokens to drop")
         if keep is not None:
-            return at_kept_share(self.store, self.fitted(rule), keep, parameter)
+            return at_kept_share(self.store, rule, keep, parameter)
         assert drop_lag0 is not None
-        return at_drop_rate(self.store, self.fitted(rule), drop_lag0, parameter)
+        return at_drop_rate(self.store, rule, drop_lag0, parameter)
 
     def tokens(
         self,

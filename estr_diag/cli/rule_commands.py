@@ -57,7 +57,9 @@ def sweep(
     ] = None,
     grid: Annotated[
         str | None,
-        typer.Option("--grid", help="Values: 0.25:16:log, 0:1:lin:11, or 0.1,0.2.", show_default="1/16 to 16 times"),
+        typer.Option(
+            "--grid", help="Values: 0.25:16:log, 0:1:lin:11, or 0.1,0.2.", show_default="keeping 50 to 99.99 %"
+        ),
     ] = None,
     keep: Annotated[
         float | None,

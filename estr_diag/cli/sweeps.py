@@ -48,6 +48,5 @@ def run(log: Log, asked: Asked) -> SweepDocument:
         if share is None:
             raise UsageError("--families needs the share to compare at: --keep 0.99, or --match RULE")
         grid = fitting_grid(log.store, log.store.present(), asked.bins)
-        _, _, kept, errors = equal_share(log.store, asked.families, share, grid)
-        families = (kept, errors)
+        families = equal_share(log.store, asked.families, share, grid)
     return document(curve, thresholds, families, log.source)

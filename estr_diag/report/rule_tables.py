@@ -83,12 +83,22 @@ def masked_by(groups: Sequence[tuple[str, Sequence[RuleGroup]]], rules: Sequence
     what
         Heading of the groups.
     """
-    headers = (what, "tokens", *(r.label.split(":")[0] for r in rules))
+    headers = (what, "tokens", *headings(rules))
     rows: list[tuple[str, ...]] = [
         (label, f"{entries[0].n:,}", *(share(None if e.kept_share is None else 1 - e.kept_share) for e in entries))
         for label, entries in groups
     ]
     return headers, rows
+
+
+def headings(rules: Sequence[RuleResult]) -> list[str]:
+    """Return a short name for each rule: its key, with the parameters in which rules of one key differ."""
+    out = []
+    for rule in rules:
+        alike = [other for other in rules if other.name == rule.name]
+        differ = [k for k in rule.params if len({other.params.get(k) for other in alike}) > 1]
+        out.append(":".join([rule.name, *(f"{k}={rule.params[k]:g}" for k in differ)]))
+    return out
 
 
 def trainer(matches: Sequence[TrainerMatch]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from estr_diag.report.sentences import Cells
 from estr_diag.report.terminal import cells, lines, title
 from estr_diag.report.verdict import number
 from estr_diag.result import Result
-from estr_diag.rules.thresholds import Threshold
+from estr_diag.rules.thresholds import EqualShare, Threshold
 
 
 class SweepPoint(BaseModel):
@@ -33,6 +34,8 @@ class SweepPoint(BaseModel):
     kept_mean_sq_delta: float | None
     kept_kl_k3: float | None
     kept_advantage_share: float | None
+    weight_mean: float | None
+    ess: Annotated[float | None, Field(description="effective share of the decided tokens, by the rule's weights")]
     errors: list[MaskErrorEstimate]
 
 
@@ -53,7 +56,10 @@ class FamilyRow(BaseModel):
     """A rule brought to the common kept share."""
 
     rule: str
+    parameter: str
+    value: Annotated[float | None, Field(description="null where no value reaches the share")]
     kept_share: float | None
+    note: Annotated[str, Field(description="why the share is missed, or by how much")]
     errors: list[MaskErrorEstimate]
 
 
@@ -86,7 +92,7 @@ def sweep_json_schema() -> dict[str, Any]:
 def document(
     curve: Result,
     thresholds: list[tuple[str, Threshold]],
-    families: tuple[Result, Result | None] | None,
+    families: EqualShare | None,
     source: str | None,
 ) -> SweepDocument:
     """Gather the curve, thresholds and families.
@@ -94,20 +100,19 @@ def document(
     Parameters
     ----------
     curve
-        Of `Sweep`.
+        Of `rules.sweep.sweep`.
     thresholds
         Why each was asked for, and what was found.
     families
-        What several rules keep at one share, and their errors.
+        Several rules at one kept share.
     """
     points: dict[float, dict[str, Any]] = {}
     for row in curve.rows():
         point = points.setdefault(row["value"], {**row, "errors": []})
         if row["method"] != "none":
             point["errors"].append(row)
-    kept, errors = families or (None, None)
     by_rule: dict[str, list[dict[str, Any]]] = {}
-    for row in errors.rows() if errors is not None else ():
+    for row in families.errors.rows() if families is not None else ():
         by_rule.setdefault(row["rule"], []).append(row)
     return SweepDocument.model_validate(
         {
@@ -118,8 +123,8 @@ def document(
             "points": list(points.values()),
             "thresholds": [{"why": why, **found.to_json()} for why, found in thresholds],
             "families": [
-                {"rule": r["rule"], "kept_share": r["kept_share"], "errors": by_rule.get(r["rule"], [])}
-                for r in (kept.rows() if kept is not None else ())
+                {**found.to_json(), "errors": by_rule.get(found.rule, [])}
+                for found in (families.thresholds if families is not None else ())
             ],
             "notes": list(curve.notes),
         }
@@ -141,29 +146,42 @@ def _parts(d: SweepDocument) -> Iterator[RenderableType]:
     if d.thresholds:
         yield title("Thresholds by meaning")
         yield from lines([_threshold(t) for t in d.thresholds])
-    for method in dict.fromkeys(e.method for f in d.families for e in f.errors):
-        yield title("Rules at one kept share", METHODS[method])
-        rows: list[tuple[str, ...]] = [
-            (f.rule, share(f.kept_share), estimate(e, "noise_admitted"), estimate(e, "exploration_masked"))
-            for f in d.families
-            for e in f.errors
-            if e.method == method
-        ]
-        yield cells((("rule", "kept", "noise admitted", "exploration masked"), rows), left=1)
+    known: list[str | None] = list(dict.fromkeys(e.method for f in d.families for e in f.errors))
+    for method in known or [None] * bool(d.families):
+        yield title("Rules at one kept share", "the errors cannot be told" if method is None else METHODS[method])
+        yield cells((("rule", "kept", "noise admitted", "exploration masked"), _families(d, method)), left=1)
+    yield from lines([f"{_short(f.rule)}: {f.note}" for f in d.families if f.note])
     if d.notes:
         yield title("Notes")
         yield from (Padding(Text(f"· {note}"), (0, 0, 0, 2)) for note in d.notes)
 
 
 def _curve(d: SweepDocument, method: str | None) -> Cells:
+    weighs = any(p.ess is not None and p.ess != p.kept_share for p in d.points)
     rows: list[tuple[str, ...]] = []
     for point in d.points:
         found = next((e for e in point.errors if e.method == method), None)
         told = (
             ("–", "–") if found is None else (estimate(found, "noise_admitted"), estimate(found, "exploration_masked"))
         )
-        rows.append((number(point.value), share(point.kept_share), *told, number(point.kept_mean_sq_delta)))
-    return (d.parameter, "kept", "noise admitted", "exploration masked", "E[δ²] kept"), rows
+        row = (number(point.value), share(point.kept_share), *told, number(point.kept_mean_sq_delta))
+        rows.append((*row, share(point.ess)) if weighs else row)
+    head = (d.parameter, "kept", "noise admitted", "exploration masked", "E[δ²] kept")
+    return (*head, "ESS") if weighs else head, rows
+
+
+def _families(d: SweepDocument, method: str | None) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for family in d.families:
+        found = next((e for e in family.errors if e.method == method), None)
+        told = ["–" if found is None else estimate(found, name) for name in ("noise_admitted", "exploration_masked")]
+        rows.append((_short(family.rule), share(family.kept_share), *told))
+    return rows
+
+
+def _short(label: str) -> str:
+    """Return a label with its numbers to six digits: thresholds that were found have sixteen."""
+    return re.sub(r"(?<==)[\d.e+-]+", lambda found: f"{float(found[0]):.6g}", label)
 
 
 def _threshold(found: ThresholdFound) -> str:
@@ -171,4 +189,4 @@ def _threshold(found: ThresholdFound) -> str:
         return f"{found.why}: {found.note}"
     reached = "" if found.kept_share is None else f" (keeps {found.kept_share:.2%} of {found.n:,} tokens)"
     note = f"; {found.note}" if found.note else ""
-    return f"{found.why}: {found.parameter} = {found.value:.6g}{reached}{note}"
+    return f"{found.why}: {found.parameter} = {found.value!r}{reached}{note}"

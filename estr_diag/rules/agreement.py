@@ -39,8 +39,9 @@ class Agreement:
 
     def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
         """Return the count of each decision pattern."""
-        table = quote_ident(scans[Decisions.of(self.rules, present).scan()])
-        return f"select {KEPT}, {UNDECIDED}, sum(n)::bigint as n from {table} group by 1, 2 order by 1, 2"
+        decisions = Decisions.of(self.rules, present)
+        table = quote_ident(scans[decisions.scan()])
+        return f"select {', '.join(decisions.packed)}, sum(n)::bigint as n from {table} group by 1, 2 order by 1, 2"
 
     def finish(self, result: Result) -> Result:
         """Form every pair."""

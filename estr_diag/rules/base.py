@@ -123,7 +123,7 @@ class Rule:
     @property
     def label(self) -> str:
         """Key and parameters as one writes them on the command line."""
-        return ":".join([self.key, *(f"{k}={float(v):g}" for k, v in self.parameters.items())])
+        return ":".join([self.key, *(f"{k}={_written(float(v))}" for k, v in self.parameters.items())])
 
     def tree(self) -> Node:
         """Return the keep decision as a tree.
@@ -277,6 +277,12 @@ def among(node: Node, kept: Node) -> Node:
         return replace(part, where=kept if part.where is None else _all([part.where, kept]))
 
     return mapped(node, narrowed)
+
+
+def _written(value: float) -> str:
+    """Return the shortest text that reads back as the same number."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def _all(trees: list[Node]) -> Node:

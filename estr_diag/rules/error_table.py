@@ -15,6 +15,7 @@ from estr_diag.stats.bootstrap import Floats, resampled_sums
 from estr_diag.stats.clusters import SEQUENCE_KEY
 from estr_diag.stats.contrast import divide
 from estr_diag.stats.split_log import spread
+from estr_diag.store.engine import how_to_get
 
 ErrorMethod = Literal["exact", "lag_contrast"]
 
@@ -44,7 +45,7 @@ def pooled(
     table
         Partials by sequence, decision keys, and as far as the log has them entropy bin and lag.
     keys
-        What tells the decisions apart.
+        What tells the decisions apart: columns, under the names that they are to have.
     sums
         Measures to add up beside those of the exact method.
     binned
@@ -74,6 +75,7 @@ class ErrorTable:
     n_pools: int
     bin: Any
     n_bins: int
+    binned: bool
     moved: Floats
     sums: Mapping[str, Floats]
 
@@ -88,10 +90,7 @@ class ErrorTable:
         _, bin_at = np.unique(bins, return_inverse=True)
         # A token without an entropy is in no bin: it can be exact, and takes no part in a contrast.
         moved[bins < 0] = np.nan
-        return cls(
-            pool, len(pools), bin_at, int(bin_at.max(initial=-1)) + 1, moved,
-            sums,
-        )  # fmt: skip
+        return cls(pool, len(pools), bin_at, int(bin_at.max(initial=-1)) + 1, bool((bins >= 0).any()), moved, sums)
 
     @property
     def methods(self) -> tuple[ErrorMethod, ...]:
@@ -102,6 +101,8 @@ class ErrorTable:
     @property
     def why_no_contrast(self) -> str:
         """Why noise cannot be seen alone."""
+        if not self.binned:
+            return "no token has an entropy, and noise is compared at equal entropy; " + how_to_get({"entropy"})
         if np.isnan(self.moved).all():
             return "no token has a known lag; log policy_version and trainer_version"
         return "no token has lag 0, on which the noise alone is seen"

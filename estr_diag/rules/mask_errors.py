@@ -36,7 +36,7 @@ class MaskErrors:
     rules
         What to judge.
     grid
-        Entropy bins, inside which the contrast is formed.
+        Entropy bins, inside which the contrast is formed; None for a log without entropy, which has no contrast.
     replicates, seed
         Of the cluster bootstrap.
 
@@ -52,19 +52,21 @@ class MaskErrors:
     """
 
     rules: tuple[Rule, ...]
-    grid: EntropyGrid
+    grid: EntropyGrid | None
     replicates: int = REPLICATES // 2
     seed: int = SEED
     name: ClassVar[str] = "mask_errors"
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns of the rules, and the entropy."""
-        return needs(self.rules) | {"entropy"}
+        """Columns of the rules, and the entropy that the bins are of."""
+        return needs(self.rules) | (frozenset({"entropy"}) if self.grid is not None else frozenset())
 
     def requests(self, present: frozenset[str]) -> tuple[Request, ...]:
         """Ask for sums by sequence, bin, lag and decision."""
-        keys = {SEQUENCE_KEY: SEQUENCE_KEY, "entropy_bin": self.grid.sql()}
+        keys = {SEQUENCE_KEY: SEQUENCE_KEY}
+        if self.grid is not None:
+            keys["entropy_bin"] = self.grid.sql()
         if present >= _VERSIONS:
             keys["lag"] = "lag"
         measures = ("n", "sum_delta2", *(EXACT_SUMS if "logp_replay" in present else ()))
@@ -72,8 +74,9 @@ class MaskErrors:
 
     def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
         """Return sums by pool of sequences, bin, moved or not, and decision."""
-        table = scans[Decisions.of(self.rules, present).scan()]
-        return pooled(table, (KEPT, UNDECIDED), ("n", "sum_delta2"), present)
+        decisions = Decisions.of(self.rules, present)
+        table = scans[decisions.scan()]
+        return pooled(table, decisions.packed, ("n", "sum_delta2"), present, binned=self.grid is not None)
 
     def finish(self, result: Result) -> Result:
         """Form each rule's errors by each method, with intervals from whole sequences."""

@@ -12,7 +12,7 @@ from estr_diag.errors import UsageError
 from estr_diag.result import Result
 from estr_diag.rules.agreement import share
 from estr_diag.rules.base import Rule
-from estr_diag.rules.decisions import KEPT, UNDECIDED, Decisions, needs
+from estr_diag.rules.decisions import KEPT, UNDECIDED, Decisions, needs, weight_columns
 from estr_diag.schema import quote_ident
 from estr_diag.stats.clusters import SEQUENCE_KEY
 from estr_diag.stats.grid import EntropyGrid
@@ -102,10 +102,18 @@ class Replay:
         source = quote_ident(scans[decisions.scan(self._apart)])
         weighted = f"cross join (select true{weights} from {source})" if weights else ""
         picked = "".join(f", any_value({m.name}) as {m.name}" for m in decisions.weight_measures()) if weights else ""
+        finest = ["n", *(name for name, sql in sums.items() if not sql.startswith("null"))]
+        rolled = ", ".join(f"sum({name}) as {name}" for name in finest)
         return f"""
-with partials as (
+with rolled as (
+    -- Other statistics of the scan have cut the partials finer; once for each rule that would be many rows.
+    select {SEQUENCE_KEY}, {by}{", ".join(decisions.packed)}, {rolled}
+    from {source}
+    group by all
+),
+partials as (
     select p.*, r.rule, p.{KEPT} & r.bit > 0 as kept, p.{UNDECIDED} & r.bit > 0 as undecided
-    from {source} p, (values {rules}) as r(rule, bit)
+    from rolled p, (values {rules}) as r(rule, bit)
 ),
 per_sequence as (
     select {SEQUENCE_KEY}, {groups}, sum(n) as tokens, coalesce(sum(n) filter (kept), 0) as kept_n,
@@ -151,10 +159,9 @@ order by {order}"""
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         n, kept, undecided, i = row["n"], row["kept_tokens"], row["undecided_tokens"], row["rule"]
         decided = n - undecided
-        w, w2, w_max = (row.get(f"{what}_w_{i}") for what in ("sum", "sum2", "max"))
-        if f"sum_w_{i}" in row:
-            w2 = row[f"sum_w2_{i}"]
-        else:
+        columns = weight_columns(self.rules, i)
+        w, w2, w_max = (row.get(name) for name in columns)
+        if columns[0] not in row:
             w = w2 = float(kept)
             w_max = 1.0 if kept else None
         return {

@@ -10,15 +10,22 @@ from typing import Any
 from estr_diag.errors import MissingColumnError, UsageError
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
-from estr_diag.rules.decisions import Decisions
-from estr_diag.rules.language.plan import plan
-from estr_diag.rules.language.tree import Compare, Logic, Number
+from estr_diag.rules.decisions import Decisions, require
+from estr_diag.rules.fitted import fitted
+from estr_diag.rules.ladder import Ladder
 from estr_diag.rules.mask_errors import MaskErrors
 from estr_diag.rules.replay import Replay
 from estr_diag.rules.score import Score, score_of
+from estr_diag.rules.sweep_values import around, scores
 from estr_diag.stats.grid import EntropyGrid
 from estr_diag.store.database import Store
 from estr_diag.store.engine import how_to_get, relation, run
+
+PRECISION = 1e-6
+"""Of a threshold found by bisection, relative."""
+
+FURTHER = 4
+"""How often a bisection goes on beyond the tight end of `around`, by as much again, while too much is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,7 @@ class Threshold:
     value
         None where no value reaches it.
     kept_share
-        Of the decided tokens asked about; equal scores are kept or dropped together, so it may miss the aim.
+        Of the decided tokens asked about; equal scores are kept or dropped together, so it may exceed the aim.
     n
         Decided tokens asked about.
     """
@@ -49,7 +56,11 @@ class Threshold:
 
 
 def at_kept_share(store: Store, rule: Rule, share: float, parameter: str | None = None) -> Threshold:
-    """Return the tightest threshold that keeps at least a share of the decided tokens."""
+    """Return the tightest threshold that keeps at least a share of the decided tokens.
+
+    It is read off the rule's score in one pass where it has one, else bisected between the ends of `sweep_values.around`
+    (the rule is then assumed to keep more the looser it is), to a relative `PRECISION`.
+    """
     return _reach(store, rule, parameter or rule.score, share, "true")
 
 
@@ -68,28 +79,52 @@ def at_drop_rate(store: Store, rule: Rule, rate: float, parameter: str | None = 
     return _reach(store, rule, parameter or rule.score, 1 - rate, "lag = 0")
 
 
+@dataclass(frozen=True, slots=True)
+class EqualShare:
+    """Rules of several families brought to one kept share.
+
+    Attributes
+    ----------
+    thresholds
+        One a family that was asked for, in order; those without a value could not be brought there and say why.
+    rules
+        The rules at their thresholds, without those.
+    kept, errors
+        What they keep, as `Replay` has it, and their errors, as `MaskErrors` has them.
+    """
+
+    thresholds: tuple[Threshold, ...]
+    rules: tuple[Rule, ...]
+    kept: Result
+    errors: Result
+
+
 def equal_share(
     store: Store, rules: Sequence[Rule], share: float, grid: EntropyGrid | None, parameters: Sequence[str] | None = None
-) -> tuple[list[Threshold], list[Rule], Result, Result | None]:
+) -> EqualShare:
     """Bring several rules to one kept share, by the parameter that each is swept by.
 
-    Returns
-    -------
-    tuple
-        Thresholds, the rules at them, what they keep (`Replay`), and their errors (`MaskErrors`; None without entropy).
+    Raises
+    ------
+    UsageError
+        Not one of them reaches the share.
     """
     names = parameters or [rule.score for rule in rules]
-    found = [at_kept_share(store, rule, share, name) for rule, name in zip(rules, names, strict=True)]
-    reached = [
-        rule.with_parameters({t.parameter: t.value})
-        for rule, t in zip(rules, found, strict=True)
-        if t.value is not None
-    ]
+    found: list[Threshold] = []
+    reached: list[Rule] = []
+    for rule, name in zip(fitted(rules, store), names, strict=True):
+        try:
+            found.append(at_kept_share(store, rule, share, name))
+        except MissingColumnError as error:
+            found.append(Threshold(rule.label, name, None, share, None, 0, str(error)))
+        if (value := found[-1].value) is not None:
+            reached.append(rule.with_parameters({name: value}))
     if not reached:
-        raise UsageError(f"no rule can be brought to a kept share of {share:g}")
-    wanted = {"kept": Replay(tuple(reached))}
-    outcome = run(store, wanted if grid is None else {**wanted, "errors": MaskErrors(tuple(reached), grid)})
-    return found, reached, outcome.results["kept"], outcome.results.get("errors")
+        why = "; ".join(f"{t.rule}: {t.note}" for t in found)
+        raise UsageError(f"no rule can be brought to a kept share of {share:g} ({why})")
+    at = tuple(reached)
+    results = run(store, {"kept": Replay(at), "errors": MaskErrors(at, grid)}).results
+    return EqualShare(tuple(found), at, results["kept"], results["errors"])
 
 
 def _reach(store: Store, rule: Rule, parameter: str, share: float, among: str) -> Threshold:
@@ -98,58 +133,92 @@ def _reach(store: Store, rule: Rule, parameter: str, share: float, among: str) -
     if not parameter:
         raise UsageError(f"rule '{rule.key}' has no parameter that it is swept by; name one")
     present = store.present()
-    if lacking := rule.lacking(present):
-        raise MissingColumnError(f"mask rule {rule.key}", sorted(lacking), how_to_get(lacking))
+    require(rule, present)
+    (rule,) = fitted((rule,), store)
+    aim = _Aim(store, present, rule, parameter, share, among)
     score = score_of(rule, parameter, present)
-    if score is None:
-        raise UsageError(
-            f"rule '{rule.key}': no token's threshold of {parameter} can be read off (it stands in more than one place, "
-            "or inside an expression); sweep it over a grid instead"
-        )
-    return _by_score(store, rule, parameter, score, share, among, present)
+    return aim.by_bisection() if score is None else aim.by_score(score)
 
 
-def _by_score(
-    store: Store, rule: Rule, parameter: str, score: Score, share: float, among: str, present: frozenset[str]
-) -> Threshold:
-    both = Logic("and", (score.rest, Compare("<=", score.value, Number(0.0))))
-    found = plan([both])
-    # Dropped whatever the threshold: what fails the rest, and NaN.
-    sign = "" if score.keeps_small else "-"
-    x = f"({found.decision(score.value, rule.dtype)})::double"
-    never = f"not ({found.decision(score.rest, rule.dtype)}) or isnan({x})"
-    value = f"case when {never} then 'infinity'::double else {sign}{x} end"
-    row = store.rows(
-        f"{relation(present, found.view)} select count(*) as n, quantile_disc(x, {share!r}) as cut from "
-        f"(select {value} as x from viewed where ({found.decision(both, rule.dtype)}) is not null and {among})"
-    )[0]
-    n, cut = int(row["n"]), row["cut"]
-    if not n:
-        why = "no token has lag 0" if among != "true" else "no token is decided"
-        return Threshold(rule.label, parameter, None, share, None, 0, f"cannot tell: {why}")
-    if not math.isfinite(cut):
-        return Threshold(rule.label, parameter, None, share, None, n, "not reached: the rest of the rule drops more")
-    at = float(cut if score.keeps_small else -cut)
-    # An open bound drops a token whose score is the bound itself: step over it.
-    if score.operator in ("<", ">"):
-        at = math.nextafter(at, math.inf if score.keeps_small else -math.inf)
-    if score.logarithm:
-        at = _exponential(at, score)
-    chosen = rule.with_parameters({parameter: at})
-    decisions = Decisions.of((chosen,), present)
-    got = store.rows(
-        f"{relation(present, decisions.plan.view)} select avg(({decisions.keep(0)})::integer) as kept from viewed where {among}"
-    )[0]["kept"]
-    note = "" if abs(got - share) < 1e-3 + 1 / n else "equal scores are kept together, so the aim is missed"
-    return Threshold(chosen.label, parameter, at, share, float(got), n, note)
+@dataclass(frozen=True, slots=True)
+class _Aim:
+    """A share of some tokens that a rule is to keep."""
 
+    store: Store
+    present: frozenset[str]
+    rule: Rule
+    parameter: str
+    share: float
+    among: str
 
-def _exponential(at: float, score: Score) -> float:
-    """Return a value whose logarithm is not tighter than `at`, rounding included."""
-    value = math.exp(at)
-    loose = math.inf if score.keeps_small else -math.inf
-    for _ in range(4):
-        if (math.log(value) >= at) if score.keeps_small else (math.log(value) <= at):
-            break
-        value = math.nextafter(value, loose)
-    return value
+    def by_score(self, score: Score) -> Threshold:
+        """Read the threshold off the k-th tightest score."""
+        ladder = Ladder(score, self.rule)
+        with scores(self.store, ladder, self.among) as table:
+            n = int(self.store.rows(f"select count(*) as n from {table}")[0]["n"])
+            if not n:
+                return self._nothing()
+            # In the middle between two ranks, so that rounding cannot reach the next token.
+            level = (self._needed(n) - 0.5) / n
+            cut = self.store.rows(f"select quantile_disc(x, {level!r}) as cut from {table}")[0]["cut"]
+        if not math.isfinite(cut):
+            return self._missed(n, "not reached: the rest of the rule drops more")
+        return self._found(ladder.keeping(cut if score.keeps_small else -cut))
+
+    def by_bisection(self) -> Threshold:
+        """Halve the ratio of a value that keeps too little and one that keeps enough."""
+        values = around(self.rule, self.parameter)
+        ends = [(*self._counts(value), value) for value in (values[0], values[-1])]
+        n = ends[0][0]
+        if not n:
+            return self._nothing()
+        needed = self._needed(n)
+        (_, least, tight), (_, most, loose) = sorted(ends)
+        if most < needed:
+            return self._missed(
+                n, f"not reached between {values[0]:g} and {values[-1]:g}: at most {most / n:.4%} is kept"
+            )
+        further = values[0] / values[-1] if tight < loose else values[-1] / values[0]
+        for _ in range(FURTHER):
+            if least < needed:
+                break
+            tight, loose = tight * further, tight
+            least = self._counts(tight)[1]
+        if least >= needed:
+            return self._found(tight, f"tighter values than {tight:g} were not tried")
+        while abs(math.log(loose / tight)) > PRECISION:
+            middle = math.sqrt(tight * loose)
+            kept = self._counts(middle)[1]
+            tight, loose = (tight, middle) if kept >= needed else (middle, loose)
+            if kept == needed:
+                break
+        return self._found(loose)
+
+    def _counts(self, value: float) -> tuple[int, int]:
+        """Return how many of the tokens are decided, and how many are kept."""
+        decisions = Decisions.of((self.rule.with_parameters({self.parameter: value}),), self.present)
+        row = self.store.rows(
+            f"{relation(self.present, decisions.view)} select count(keep) as n, count(*) filter (keep) as kept "
+            f"from (select {decisions.keep(0)} as keep from viewed where {self.among})"
+        )[0]
+        return int(row["n"]), int(row["kept"])
+
+    def _needed(self, n: int) -> int:
+        """Return the smallest number of tokens whose share of n is at least the aim."""
+        needed = max(1, math.ceil(self.share * n))
+        # The aim may itself be such a share, k / n in floating point.
+        return needed - 1 if needed > 1 and (needed - 1) / n >= self.share else needed
+
+    def _found(self, value: float, note: str = "") -> Threshold:
+        chosen = self.rule.with_parameters({self.parameter: value})
+        n, kept = self._counts(value)
+        beyond = kept - self._needed(n)
+        if beyond and not note:
+            note = f"{beyond:,} tokens more than the aim: no value of {self.parameter} tells them apart"
+        return Threshold(chosen.label, self.parameter, value, self.share, kept / n, n, note)
+
+    def _nothing(self) -> Threshold:
+        return self._missed(0, "cannot tell: no token " + ("is decided" if self.among == "true" else "has lag 0"))
+
+    def _missed(self, n: int, why: str) -> Threshold:
+        return Threshold(self.rule.label, self.parameter, None, self.share, None, n, why)
