@@ -87,6 +87,10 @@ _BASE_DOUBLES = ("logp_infer", "logp_train", "logp_replay", "logp_update", "entr
 _BASE_AS_IS = ("seq_id", "step", "pos", "turn", "policy_version", "trainer_version", "loss_mask", "trainer_keep")
 
 
+POSITION, POSITION_BUCKET = "position", "floor(log2(pos + 1))::integer"
+"""Key and bucket of the position in the response: bucket k holds 2^k - 1 to 2^(k+1) - 2."""
+
+
 def counted(present: Iterable[str]) -> str:
     """Return the condition that makes a token count."""
     present = set(present)

@@ -91,7 +91,7 @@ class Log:
         return self._one(Scaling(tuple(grids)))
 
     def decomposition(
-        self, method: Method | None = None, bins: Bins = DEFAULT_BINS, *, by_position: bool = False
+        self, method: Method | None = None, bins: Bins = DEFAULT_BINS, *, by_position: bool | None = None
     ) -> Result:
         """Return noise and exploration by entropy bin and lag, by the best method that the log allows.
 
@@ -99,7 +99,8 @@ class Log:
         ----------
         by_position
             Contrast inside buckets of the position as well. Where noise grows along a response while lag falls, as it did
-            on lab runs with a known truth, only this is unbiased; it needs lag-0 tokens at every position.
+            on lab runs with a known truth, only this is unbiased. By default where the log has lag-0 tokens at most
+            positions.
         """
         return self._one(Decomposition(self._grid(bins), method, by_position))
 

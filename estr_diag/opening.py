@@ -14,7 +14,8 @@ from estr_diag.ingestion.pipeline import ingest as run_ingest
 from estr_diag.log import Log
 from estr_diag.store.database import Store, is_store
 
-DEMO = Path(__file__).parent / "samples" / "prime-rl"
+DEMO = Path(__file__).parent / "samples" / "lab"
+"""What ``estr-diag lab --engine fp8 -o estr_diag/samples/lab`` wrote: a run whose noise and exploration are known."""
 
 
 _IN_MEMORY_BYTES = 64 << 20
@@ -118,7 +119,7 @@ def from_frame(frame: Any, mapping: Mapping[str, str] | None = None, *, all_samp
 
 
 def demo() -> Log:
-    """Open the log that comes with the package."""
+    """Open the log that comes with the package: a run of the lab, with the truth beside it."""
     log = open_log(DEMO)
     log.source = "the bundled demo log"
     return log

@@ -13,9 +13,19 @@ import pyarrow as pa
 from estr_diag.ingestion.adapter import RunFacts, TokenBatch
 from estr_diag.ingestion.canonical import to_tables
 from estr_diag.ingestion.reconcile import Added, column_counts
+from estr_diag.log import Log
+from estr_diag.opening import open_log
 from estr_diag.schema import RUNS, SEQUENCES, SOURCES, TOKENS
 from estr_diag.store.database import Store
 from tests.oracles import Arrays
+
+PRIME_RL = Path(__file__).parent / "data" / "prime-rl-run"
+"""A run folder that prime-rl's own code wrote: one step, 16 sequences, 816 counted tokens."""
+
+
+def prime_log() -> Log:
+    """Open that run."""
+    return open_log(PRIME_RL)
 
 
 def make_log(

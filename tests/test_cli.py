@@ -16,6 +16,7 @@ import pytest
 
 from estr_diag import __version__
 from estr_diag.report.document import report_json_schema
+from tests.logs import PRIME_RL
 
 HEAVY = (
     "duckdb",
@@ -83,13 +84,12 @@ def test_demo_prints_a_page_without_colour_codes() -> None:
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     for text in (
-        "prime-rl",
-        "816 counted",
+        "estr_diag lab",
+        "126,533 counted",
         "mean_abs_delta",
-        "0.0454 ± 0.0054",
         "kpop:phi=0.1",
         "By lag",
-        "not counted",
+        "is engine noise",
     ):
         assert text in done.stdout, text
 
@@ -106,14 +106,14 @@ def test_json_is_data_only_and_valid() -> None:
     assert done.stderr == ""
     jsonschema.Draft202012Validator(report_json_schema()).validate(document)
     assert document["schema"] == "estr-diag/report/v1"
-    assert document["log"]["n_counted"] == 816
+    assert document["log"]["n_counted"] == 126_533
 
 
 def test_markdown_and_json_files(tmp_path: Path) -> None:
-    done = cli("demo", "-o", tmp_path / "r.md")
+    done = cli("report", PRIME_RL, "-o", tmp_path / "r.md")
     assert done.stdout == ""
     assert "| `mean_abs_delta` | 0.0454 ± 0.0054 | nat |" in (tmp_path / "r.md").read_text()
-    cli("demo", "-o", tmp_path / "r.json")
+    cli("report", PRIME_RL, "-o", tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_text())["log"]["trainer"] == "prime-rl"
     fails(2, "demo", "-o", tmp_path / "r.pdf", says=".md or .json")
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from estr_diag.cli import schemas
 from estr_diag.cli.app import app
-from estr_diag.opening import DEMO
+from tests.logs import PRIME_RL, prime_log
 
-LOG = str(DEMO)
+LOG = str(PRIME_RL)
 
 
 def invoke(*arguments: str, code: int = 0) -> str:
@@ -139,7 +139,7 @@ def test_from_python(tmp_path: Path) -> None:
 
     path = tmp_path / "rules.toml"
     path.write_text(RULES_TOML)
-    with ed.demo() as log:
+    with prime_log() as log:
         found = log.compare([ed.rules.estr(tau=0.1), ed.rules.from_toml(path)])
         assert [r.key for r in found.rules] == ["estr", "mine", "with_veto", "chain", "trainer"]
         assert found.to_pandas().shape[0] == 5

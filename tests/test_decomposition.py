@@ -16,6 +16,7 @@ from estr_diag.stats.crossover import find
 from estr_diag.stats.decomposition import Decomposition, NoiseShare
 from estr_diag.stats.entropy_bins import EntropyBins
 from estr_diag.stats.grid import EntropyGrid, quantile_grid
+from estr_diag.stats.positions import Strata, judge
 from estr_diag.store.engine import Statistic, run
 from tests import oracles
 from tests.logs import make_log, store_of
@@ -125,7 +126,7 @@ def close(a: float | None, b: float, scale: float = 0.0) -> bool:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_lag_contrast_equals_numpy(seed: int) -> None:
     log = make_log(seed, sequences=40, mean_length=80)
-    result, share = compute(log, Decomposition(GRID), NoiseShare(GRID))
+    result, share = compute(log, Decomposition(GRID, by_position=False), NoiseShare(GRID, by_position=False))
     cells = cells_of(log)
     rows = {(r["entropy_bin"], r["lag"]): r for r in result.table.to_pylist()}
     assert set(rows) == set(cells)
@@ -246,7 +247,7 @@ def test_a_planted_parabola_is_extrapolated() -> None:
 
 def test_extrapolation_equals_nnls_of_the_cells() -> None:
     log = without(simulate(5, sequences=80, lags=(1, 2, 3, 5)), "logp_replay")
-    rows, cells = compute(log, Decomposition(GRID))[0].table.to_pylist(), cells_of(log)
+    rows, cells = compute(log, Decomposition(GRID, by_position=False))[0].table.to_pylist(), cells_of(log)
     for b in range(1, 7):
         k = np.array([float(lag) for bin_, lag in cells if bin_ == b])
         n = np.array([len(p["delta"]) for (bin_, _), p in cells.items() if bin_ == b])
@@ -341,7 +342,7 @@ def test_contrasts_inside_position_buckets() -> None:
     }  # fmt: skip
     plain, inside = (
         next(r for r in result.table.to_pylist() if r["lag"] == 1)
-        for result in compute(log, Decomposition(GRID), Decomposition(GRID, by_position=True))
+        for result in compute(log, Decomposition(GRID, by_position=False), Decomposition(GRID, by_position=True))
     )
     assert plain["ci_high"] < 0, "confounded: early tokens are stale and quiet"
     assert inside["ci_low"] < 0 < inside["ci_high"]
@@ -355,6 +356,27 @@ def test_contrasts_inside_position_buckets() -> None:
     assert plain["n_used"] == plain["n"]
     assert close(inside["exploration"], expected / used, scale=inside["noise"])
     assert inside["noise"] + inside["exploration"] == pytest.approx(inside["total"])
+
+
+def test_by_position_where_lag_zero_stands_at_most_positions() -> None:
+    n, lag, bins = np.array([100.0, 19, 50, 50]), np.array([0.0, 0, 1, 2]), np.zeros(4)
+    assert judge(n, lag, (bins, np.array([1.0, 2, 1, 1]))) == Strata(True, "")
+    apart = judge(np.array([100.0, 19, 50, 100]), lag, (bins, np.array([1.0, 2, 1, 2])))
+    assert not apart.by_position
+    assert apart.note.startswith("not at equal position: 33% of the tokens have 20 lag-0 tokens")
+    unknown = np.array([np.nan, 0, np.nan, 0])
+    assert judge(n, unknown, (bins, bins)) == Strata(False, "")
+    assert judge(n[:0], lag[:0], (bins[:0], bins[:0])) == Strata(False, "")
+    log = without(simulate(1, sequences=60), "logp_replay")
+    chosen, inside, plain = compute(
+        log, Decomposition(GRID), Decomposition(GRID, by_position=True), Decomposition(GRID, by_position=False)
+    )
+    assert chosen.parameters["by_position"] is True
+    assert chosen.rows() == inside.rows() != plain.rows()
+    assert "position bucket" in chosen.parameters["assumption"]
+    few = compute(without(simulate(1, sequences=4), "logp_replay"), Decomposition(GRID))[0]
+    assert few.parameters["by_position"] is False
+    assert any(note.startswith("not at equal position") for note in few.notes)
 
 
 def test_tokens_without_lag_or_entropy_are_counted_not_used() -> None:
@@ -385,7 +407,7 @@ def test_tokens_without_lag_or_entropy_are_counted_not_used() -> None:
 )
 def test_the_method_follows_the_log(lags: tuple[int, ...], dropped: tuple[str, ...], method: str, reason: str) -> None:
     log = without(simulate(1, sequences=20, lags=lags), "logp_replay", *dropped)
-    cells, share = compute(log, Decomposition(GRID), NoiseShare(GRID))
+    cells, share = compute(log, Decomposition(GRID, by_position=False), NoiseShare(GRID, by_position=False))
     assert cells.parameters["method"] == method
     assert any(reason in note for note in cells.notes), cells.notes
     whole = share.table.to_pylist()[0]
@@ -469,12 +491,12 @@ def test_degenerate_logs_give_a_value_or_a_reason(name: str, method: Any, by_pos
         assert all(r["se"] is None and r["ci_low"] is None for r in cells.table.to_pylist())
 
 
-def test_it_shares_one_scan_with_the_entropy_bins() -> None:
+def test_scans_are_shared() -> None:
     with store_of(make_log(1)) as store:
         present = frozenset(store.column_counts())
         grid = quantile_grid(store, present, 4)
         statistics: list[Statistic] = [Decomposition(grid), NoiseShare(grid), EntropyBins(grid, by_lag=True)]
-        assert {r.scan for s in statistics for r in s.requests(present)} == {"sums", "histogram"}
+        assert {r.scan for s in statistics for r in s.requests(present)} == {"sums", "sums_by_position", "histogram"}
         assert len(run(store, {str(i): s for i, s in enumerate(statistics)}).results) == 3
 
 

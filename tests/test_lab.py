@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,47 +15,45 @@ from typer.testing import CliRunner
 import estr_diag as ed
 from estr_diag.cli.app import app
 from estr_diag.errors import UsageError
+from estr_diag.lab.comparison import arms, compare, final
 from estr_diag.lab.engine import Engine
 from estr_diag.lab.model import Model, rounded
-from estr_diag.lab.run import LabResult, run
+from estr_diag.lab.run import LabResult, run, warm_up_of
 from estr_diag.lab.settings import Fault, LabSettings
 from estr_diag.lab.task import HIGHEST, NUMBERS, PROMPT_LENGTH, VOCABULARY, Prompt, encode, reward
 from estr_diag.lab.trainer import Trainer
-from estr_diag.rules import get, parse_rules
+from estr_diag.lab.warmup import WarmWeights
+from estr_diag.rules import Rule, get, parse_rules
 
 TINY: dict[str, Any] = {
     "steps": 5, "groups": 4, "group_size": 4, "slots": 24, "warmup_steps": 350, "width": 48, "learning_rate": 3e-3,
+    "engine": "int8",
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm() -> Iterator[None]:
+_WARM: dict[str, WarmWeights] = {}
+
+
+def warm() -> WarmWeights:
     """One warm-up for all runs of this file: a model that never earns a reward never moves."""
-    teacher = Trainer(LabSettings(**TINY), get("none"))
-    loss = teacher.warm_up()
-    weights = {k: v.clone() for k, v in teacher.model.state_dict().items()}
-
-    def load(self: Trainer) -> float:
-        # Responses may be shorter than the teacher's: so are the places.
-        own = {**weights, "place.weight": weights["place.weight"][: self.model.context]}
-        self.model.load_state_dict(own)
-        self.remember()
-        return loss
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "warm_up", load)
-        yield
+    if not _WARM:
+        _WARM["it"] = warm_up_of(LabSettings(**TINY))
+    return _WARM["it"]
 
 
-def log_of(folder: Path, **settings: Any) -> tuple[LabResult, dict[str, NDArray[Any]]]:
-    done = run(LabSettings(**{**TINY, **settings}), folder)
+def log_of(folder: Path, rule: Rule | None = None, **settings: Any) -> tuple[LabResult, dict[str, NDArray[Any]]]:
+    chosen = LabSettings(**{**TINY, **settings})
+    given = dict(warm().weights)
+    # Responses may be shorter than the teacher's: so are the places.
+    given["place.weight"] = given["place.weight"][: Model(chosen).context]
+    done = run(chosen, folder, rule, warm=WarmWeights(given, warm().loss))
     assert done.path is not None
     table = pq.read_table(done.path)
     return done, {name: np.array(table[name].to_pylist()) for name in table.column_names}
 
 
 @pytest.fixture(scope="module")
-def healthy(warm: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, NDArray[Any]]:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NDArray[Any]]:
     return log_of(tmp_path_factory.mktemp("lab"))[1]
 
 
@@ -117,7 +114,8 @@ def test_a_delay_leaves_no_lag_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [f for f in Fault if f is not Fault.NONE])
 def test_every_fault_leaves_its_signature(healthy: dict[str, NDArray[Any]], tmp_path: Path, fault: Fault) -> None:
-    _, log = log_of(tmp_path, fault=fault, **({"max_response": 14} if fault is Fault.SYNTHETIC_EOS else {}))
+    short: dict[str, Any] = {"max_response": 14} if fault is Fault.SYNTHETIC_EOS else {}
+    _, log = log_of(tmp_path, fault=fault, **short)
     delta, clean = log["logp_train"] - log["logp_infer"], healthy["logp_train"] - healthy["logp_infer"]
     lag = log["trainer_version"] - log["policy_version"]
     fresh, clean_fresh = delta[lag == 0], clean[healthy["trainer_version"] == healthy["policy_version"]]
@@ -152,7 +150,7 @@ def test_every_fault_leaves_its_signature(healthy: dict[str, NDArray[Any]], tmp_
 def test_the_cache_decodes_as_whole_sequences_do() -> None:
     settings = LabSettings(**TINY)
     trainer = Trainer(settings, get("none"))
-    trainer.warm_up()
+    trainer.start(warm())
     engine = Engine(LabSettings(**{**TINY, "engine": "exact"}), trainer.model)
     engine.add_group()
     done = [r for _ in range(60) for r in engine.tick()]
@@ -162,7 +160,7 @@ def test_the_cache_decodes_as_whole_sequences_do() -> None:
     torch.testing.assert_close(scored.logp_train, scored.logp_replay, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("grid", ["int8", "bf16"])
+@pytest.mark.parametrize("grid", ["int8", "bf16", "fp8"])
 def test_weights_lie_on_the_grid(grid: str) -> None:
     settings = LabSettings(**TINY)
     source, target = Trainer(settings, get("none")).model, Model(settings)
@@ -170,6 +168,10 @@ def test_weights_lie_on_the_grid(grid: str) -> None:
     weight, given = (dict(m.named_parameters())["blocks.0.mix.weight"].detach() for m in (target, source))
     if grid == "bf16":
         assert torch.equal(weight, weight.bfloat16().float())
+    elif grid == "fp8":
+        scaled = weight / (given.abs().amax(1, keepdim=True) / 448)
+        assert ((scaled - given / (given.abs().amax(1, keepdim=True) / 448)).abs() <= scaled.abs() / 16 + 2**-9).all()
+        assert len(torch.unique(scaled[0].abs().round(decimals=6))) <= 127
     else:
         levels = weight / (given.abs().amax(1, keepdim=True) / 127)
         torch.testing.assert_close(levels, levels.round(), atol=1e-3, rtol=0)
@@ -178,11 +180,84 @@ def test_weights_lie_on_the_grid(grid: str) -> None:
 
 def test_a_rule_masks_in_the_loss_and_is_logged(tmp_path: Path) -> None:
     rule = parse_rules("estr:tau=0.0005")[0]
-    done = run(LabSettings(**TINY), tmp_path, rule)
+    done, _ = log_of(tmp_path, rule)
     with ed.open(tmp_path) as opened:
         row = opened.compare([rule]).kept.rows()
     assert 0 < row[0]["masked_tokens"] == row[1]["masked_tokens"], "the trainer's decision is the rule's"
     assert max(p.masked_share for p in done.curve) > 0
+
+
+def moved_by(rule: Rule) -> float:
+    """How far one step moves the weights."""
+    settings = LabSettings(**TINY)
+    trainer = Trainer(settings, rule)
+    trainer.start(warm())
+    engine = Engine(settings, trainer.model)
+    engine.add_group()
+    done = [r for _ in range(60) for r in engine.tick()]
+    # A group in which all rewards are equal has no advantage.
+    done[0].reward, done[1].reward = 0.0, 1.0
+    plain: Any = torch.optim.SGD(trainer.model.parameters(), lr=1e-3)  # Adam would hide the size of a gradient
+    trainer.optimiser = plain
+    trainer.step(trainer.score(done))
+    now, before = trainer.history[1], trainer.history[0]
+    return float(torch.stack([(now[k] - before[k]).square().sum() for k in now]).sum().sqrt())
+
+
+def test_the_weight_and_the_denominator_of_a_rule_stand_in_the_loss() -> None:
+    # Small weights, so that the limit on the gradient's norm does not act.
+    whole = moved_by(Rule("whole", weight="0.01 * ratio"))
+    assert moved_by(Rule("tenth", weight="0.001 * ratio")) == pytest.approx(whole / 10, rel=0.01)
+    masked = Rule("masked", "pos < 4", weight="0.01 * ratio")
+    shrunk = Rule("shrunk", "pos < 4", weight="0.01 * ratio", denominator="shrinks")
+    assert moved_by(shrunk) > 2 * moved_by(masked) > 0
+    assert moved_by(Rule("nothing", "delta > 1000")) == 0
+
+
+def test_the_caller_s_random_state_and_settings_stay() -> None:
+    torch.manual_seed(5)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        before = torch.random.get_rng_state()
+        run(LabSettings(**{**TINY, "steps": 1}), warm=warm())
+        warm_up_of(LabSettings(**{**TINY, "warmup_steps": 1}))
+        assert torch.equal(torch.random.get_rng_state(), before)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_warm_up_apart_is_the_one_of_the_run(tmp_path: Path) -> None:
+    settings = LabSettings(**{**TINY, "warmup_steps": 4, "steps": 2})
+    alone = run(settings)
+    assert run(settings, warm=warm_up_of(settings)) == alone
+    # responses shorter than what the warm-up shows
+    assert run(LabSettings(**{**TINY, "warmup_steps": 2, "steps": 2, "max_response": 4})).curve[0].tokens > 0
+
+
+def test_the_comparison_trains_every_arm_from_one_start() -> None:
+    rules = parse_rules("none,estr:tau=0.00001,tis:high=1.5")
+    assert [arm.name for arm in arms(rules)][:2] == ["synchronous", "asynchronous"]
+    settings = LabSettings(**{**TINY, "warmup_steps": 20, "steps": 3})
+    told: list[int] = []
+    curves = compare(settings, rules, (0, 1), lambda done, of, _: told.append(done * 100 // of), processes=2)
+    assert told[-1] == 100
+    rows = curves.rows()
+    assert len(rows) == 4 * 2 * 3
+    for seed in (0, 1):
+        first = {r["arm"]: r for r in rows if r["seed"] == seed and r["step"] == 0}
+        assert len({r["reward"] for name, r in first.items() if name != "synchronous"}) == 1, (
+            "the first batch is the same"
+        )
+    assert all(r["mean_lag"] == 0 and r["masked_share"] == 0 for r in rows if r["arm"] == "synchronous")
+    assert any(r["masked_share"] > 0 for r in rows if r["arm"].startswith("estr"))
+    ends = final(curves)
+    assert [e["arm"] for e in ends] == curves.parameters["arms"]
+    by_seed = [np.mean([r["reward"] for r in rows if r["arm"] == "asynchronous" and r["seed"] == s]) for s in (0, 1)]
+    assert ends[1]["reward"] == pytest.approx(np.mean(by_seed))
+    assert ends[1]["reward_se"] == pytest.approx(np.std(by_seed, ddof=1) / np.sqrt(2))
+    with pytest.raises(UsageError, match="each once"):
+        compare(settings, rules, (1, 1))
 
 
 def test_rewards() -> None:
@@ -196,10 +271,18 @@ def test_rewards() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    for arguments, said in ((["--fault", "shft"], "did you mean 'shift'"), (["--engine", "int4"], "expected int8")):
+    for arguments, said in ((["--fault", "shft"], "did you mean 'shift'"), (["--engine", "int4"], "expected fp8")):
         found = CliRunner().invoke(app, ["lab", "-o", str(tmp_path), *arguments])
         assert found.exit_code == 2
         assert said in found.output
     (tmp_path / "log.parquet").touch()
     with pytest.raises(UsageError, match="exists already"):
         run(LabSettings(**TINY), tmp_path)
+    (tmp_path / "log.parquet").unlink()
+    for arguments, said in (
+        (["--compare", "estr", "--rule", "kpop"], "--rule"),
+        (["--compare", "estr", "--seeds", "0"], "1 or more"),
+    ):
+        found = CliRunner().invoke(app, ["lab", "-o", str(tmp_path), *arguments])
+        assert found.exit_code == 2
+        assert said in found.output

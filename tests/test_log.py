@@ -13,7 +13,7 @@ import pytest
 import estr_diag as ed
 from estr_diag.errors import InputError, MissingColumnError, UsageError
 from tests import oracles
-from tests.logs import make_log
+from tests.logs import make_log, prime_log
 
 
 def test_the_public_names_resolve() -> None:
@@ -25,7 +25,7 @@ def test_the_public_names_resolve() -> None:
 
 def test_every_way_in_gives_the_same_numbers(data: Path, tmp_path: Path) -> None:
     sample = data / "prime-rl" / "token_exports"
-    with ed.open(sample) as direct, ed.ingest(sample, into=tmp_path / "run.duckdb") as stored, ed.demo() as demo:
+    with ed.open(sample) as direct, ed.ingest(sample, into=tmp_path / "run.duckdb") as stored, prime_log() as demo:
         results = [log.entropy_bins(by="lag", bins=4).rows() for log in (direct, stored, demo)]
         assert results[0] == results[1] == results[2]
         assert "16 sequences, 845 response tokens" in repr(direct)
@@ -53,7 +53,7 @@ def test_a_frame_with_other_names_and_without_a_mask() -> None:
 
 
 def test_results_go_out_as_any_frame() -> None:
-    with ed.demo() as log:
+    with prime_log() as log:
         result = log.consistency(by="lag")
     assert isinstance(result.to_pandas(), pd.DataFrame)
     assert isinstance(result.to_polars(), pl.DataFrame)
@@ -64,13 +64,13 @@ def test_results_go_out_as_any_frame() -> None:
 
 
 def test_a_hostile_value_is_escaped_in_a_notebook() -> None:
-    with ed.demo() as log:
+    with prime_log() as log:
         html = log.sql("select '<script>alert(1)</script>' as x")._repr_html_()
     assert "<script>" not in html
 
 
 def test_rules_from_python() -> None:
-    with ed.demo() as log:
+    with prime_log() as log:
         rows = log.compare([ed.rules.estr(tau=0.01), ed.rules.icepop()]).kept.rows()
     assert [r["rule"] for r in rows] == ["estr:tau=0.01:eps=0.01", "icepop:low=0.5:high=5", "trainer"]
     assert rows[0]["masked_tokens"] > 100
@@ -96,7 +96,7 @@ def test_several_paths_and_a_store_cannot_be_mixed(data: Path, tmp_path: Path) -
 
 
 def test_the_numbers_of_a_dashboard() -> None:
-    with ed.demo() as log:
+    with prime_log() as log:
         verl = {r["name"]: r["value"] for r in log.framework_metrics("verl").rows()}
         own = {r["metric"]: r["value"] for r in log.consistency().rows()}
         bounded = {r["name"]: r["value"] for r in log.threshold_metrics("verl").rows()}
@@ -106,7 +106,7 @@ def test_the_numbers_of_a_dashboard() -> None:
 
 
 def test_every_statistic_is_a_method_that_returns_a_result() -> None:
-    with ed.demo() as log:
+    with prime_log() as log:
         results = [
             log.consistency("step"), log.entropy_bins("lag"), log.entropy_bins(bins="log:5"), log.scaling(),
             log.decomposition(), log.noise_share(), log.empirical_scale(), log.event_study(), log.staleness(),

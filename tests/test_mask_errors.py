@@ -13,6 +13,7 @@ from estr_diag.rules import Rule, parse_rules
 from estr_diag.rules.comparison import compare
 from estr_diag.rules.mask_errors import MaskErrors
 from estr_diag.stats.grid import fitting_grid, quantile_grid
+from estr_diag.stats.positions import Strata
 from estr_diag.store.database import Store
 from estr_diag.store.engine import run
 from tests import oracles
@@ -59,7 +60,9 @@ def rows_of(store: Store, rules: tuple[Rule, ...] = RULES, bins: int = 6) -> lis
     return run(store, {"it": MaskErrors(rules, grid)}).results["it"].rows()
 
 
-def test_equals_numpy_by_both_methods() -> None:
+@pytest.mark.parametrize("by_position", [True, False])
+def test_equals_numpy_by_both_methods(by_position: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("estr_diag.rules.error_table.judge", lambda *_: Strata(by_position, ""))
     log = float32(truth_log(3))
     tokens = oracles.counted(log)
     with store_of(log) as store:
@@ -68,6 +71,9 @@ def test_equals_numpy_by_both_methods() -> None:
     assert len(found) == 2 * len(RULES)
     edges = 2.0 ** (np.array(grid.cells) / 16)
     bins = np.clip(np.searchsorted(edges, tokens["entropy"], "right"), 1, len(edges) - 1)
+    begins = np.searchsorted(tokens["seq_id"], tokens["seq_id"], "left")
+    position = np.arange(len(begins)) - begins
+    cells = bins * 64 + np.floor(np.log2(position + 1)).astype(int) * by_position
     lag, delta = tokens["trainer_version"] - tokens["policy_version"], tokens["delta"]
     replay = tokens["logp_replay"].astype(np.float64)
     xi, d = replay - tokens["logp_infer"], tokens["logp_train"] - replay
@@ -79,8 +85,10 @@ def test_equals_numpy_by_both_methods() -> None:
             exact["exploration_masked"], (d**2)[~kept].sum() / (d**2).sum(), rel_tol=1e-9, abs_tol=1e-12
         )
         noise = noise_kept = total = masked = tokens_masked = moved = 0.0
-        for b in np.unique(bins):
-            at, zero, later = bins == b, (bins == b) & (lag == 0), (bins == b) & (lag > 0)
+        for cell in np.unique(cells):
+            at, zero, later = cells == cell, (cells == cell) & (lag == 0), (cells == cell) & (lag > 0)
+            if not zero.any():
+                continue
             noise += at.sum() * (delta**2)[zero].mean()
             noise_kept += at.sum() * (delta**2 * kept)[zero].mean()
             total += later.sum() * ((delta**2)[later].mean() - (delta**2)[zero].mean())
@@ -171,7 +179,7 @@ def test_undecided_tokens_take_no_part() -> None:
     kept = decided & (np.abs(tokens["delta"]) <= 0.05)
     xi = tokens["logp_replay"].astype(np.float64) - tokens["logp_infer"]
     assert math.isclose(rows["exact"]["noise_admitted"], (xi**2)[kept].sum() / (xi**2)[decided].sum(), rel_tol=1e-9)
-    assert rows["lag_contrast"]["coverage"] == pytest.approx(1.0)
+    assert rows["lag_contrast"]["coverage"] > 0.99, "few cells have no lag-0 token at their position"
 
 
 def test_a_log_without_entropy_says_what_is_not_computed() -> None:

@@ -13,7 +13,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import estr_diag as ed
 from estr_diag import plots
 from estr_diag.errors import UsageError
 from estr_diag.log import Log
@@ -23,7 +22,7 @@ from estr_diag.rules import parse_rules
 from estr_diag.stats.grid import choose_grid
 from estr_diag.stats.probability_pairs import ProbabilityPairs
 from estr_diag.store.engine import run
-from tests.logs import make_log, store_of
+from tests.logs import make_log, prime_log, store_of
 
 RULES = parse_rules("estr:tau=0.5,icepop:low=0.8:high=1.2,kpop")
 
@@ -161,7 +160,7 @@ def test_the_palette_is_seaborns_colorblind() -> None:
 
 
 def test_pair_counts_equal_numpy(log: Log) -> None:
-    with ed.demo() as demo:
+    with prime_log() as demo:
         rows = pairs(demo, 10).rows()
         tokens = demo.sql(
             "select logp_infer, logp_train from tokens where loss_mask and logp_infer is not null and logp_train is not null"

@@ -13,11 +13,11 @@ import pytest
 
 from estr_diag.errors import UsageError
 from estr_diag.log import Log
-from estr_diag.opening import demo, open_log
+from estr_diag.opening import open_log
 from estr_diag.report import Report
 from estr_diag.report.document import report_json_schema
 from estr_diag.report.verdict import number, with_error
-from tests.logs import make_log, store_of
+from tests.logs import make_log, prime_log, store_of
 
 SAMPLES = {
     # sample -> (counted tokens, columns that the report must ask for)
@@ -144,7 +144,7 @@ def test_the_number_of_bins_follows_the_size_of_the_log() -> None:
 
 
 def test_sections_add_up() -> None:
-    with demo() as log:
+    with prime_log() as log:
         d = log.report().to_json()
     assert sum(b["n"] for b in d["entropy_bins"]) == d["log"]["n_counted"]
     assert sum(d["log"]["lags"].values()) == d["log"]["n_counted"]
@@ -159,7 +159,7 @@ def test_sections_add_up() -> None:
 
 
 def test_the_same_log_gives_the_same_report() -> None:
-    with demo() as log:
+    with prime_log() as log:
         first, second = log.report().to_json(), log.report().to_json()
     assert first == second
 
@@ -176,7 +176,7 @@ def test_hostile_names_are_inert_in_markdown(tmp_path: Path, data: Path) -> None
 
 
 def test_a_report_is_saved_by_its_ending(tmp_path: Path) -> None:
-    with demo() as log:
+    with prime_log() as log:
         report = log.report()
     assert isinstance(report, Report)
     assert json.loads(report.save(tmp_path / "r.json").read_text()) == report.to_json()
@@ -238,7 +238,7 @@ def test_the_papers_statistics_in_the_report_are_those_of_the_python_api() -> No
 
 
 def test_what_versions_by_sequence_cannot_say_is_not_computed() -> None:
-    with demo() as log:
+    with prime_log() as log:
         d = log.report().to_json()
     assert d["switches"]["n_sequences_with_switch"] == 8
     assert d["switches"]["event_study"] == []
@@ -295,7 +295,7 @@ def test_degenerate_logs_have_a_report(case: str) -> None:
 
 @pytest.mark.parametrize(("bins", "edges"), [("log:3", 3), ("0.01,0.1,1", 4), ("5", 5), ([0.05, 0.5], 3)])
 def test_bins_can_be_quantiles_log_or_edges(bins: str | list[float], edges: int) -> None:
-    with demo() as log:
+    with prime_log() as log:
         d = log.report(bins=bins).to_json()
     assert len([b for b in d["entropy_bins"] if b["hi"] != 0]) == edges
     assert sum(b["n"] for b in d["entropy_bins"]) == 816
@@ -304,12 +304,12 @@ def test_bins_can_be_quantiles_log_or_edges(bins: str | list[float], edges: int)
 
 @pytest.mark.parametrize("bins", ["many", "log:x", "1,0.5", "0", "-3"])
 def test_bins_of_another_form_are_a_usage_error(bins: str) -> None:
-    with demo() as log, pytest.raises(UsageError):
+    with prime_log() as log, pytest.raises(UsageError):
         log.report(bins=bins)
 
 
 def test_exact_quantiles_are_in_the_report() -> None:
-    with demo() as log:
+    with prime_log() as log:
         overall = log.report().to_json()["consistency"]["overall"]
         frame = log.sql("select abs(logp_train::double - logp_infer) as x from tokens where loss_mask").to_pandas()
     for name, level in (("p50_abs_delta", 0.5), ("p99_abs_delta", 0.99), ("p999_abs_delta", 0.999)):

@@ -81,7 +81,7 @@ def report(
 
 @command
 def demo(json: JsonOption = False, out: OutOption = None, rules: RulesOption = None, bins: BinsOption = None) -> None:
-    """Print the report of the log that comes with the package: prime-rl's own files, written by its own code."""
+    """Print the report of the log that comes with the package: a small asynchronous GRPO run whose truth is known."""
     from estr_diag.opening import demo as open_demo
 
     with open_demo() as opened:

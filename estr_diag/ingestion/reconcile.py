@@ -105,14 +105,23 @@ def drop_empty_forward(store: Store, added: Added) -> Sequence[str]:
     return notes
 
 
+_CHANCE_NATS = -14.0
+"""Log-probability of a response, about one in a million, below which nobody draws it twice in a step."""
+
+
 def repeated_content(store: Store, added: Added) -> Sequence[str]:
-    """Say how many sequences have the same tokens and engine log-probs as an earlier one of their step."""
-    query = """
+    """Say how many sequences have the same tokens and engine log-probs as an earlier one of their step.
+
+    A response that its prompt makes likely is drawn twice by chance; one that is not, is a copy.
+    """
+    query = f"""
         select count(*) as n from sequences new
         where new.source_id = $source and new.n_tokens > 0 and exists (
             select 1 from sequences old
             where old.content_hash = new.content_hash and old.step is not distinct from new.step and old.seq_id < new.seq_id
-        )
+        ) and not coalesce((
+            select sum(coalesce(logp_infer, logp_train)) from tokens t where t.seq_id = new.seq_id and t.loss_mask
+        ) > {_CHANCE_NATS}, false)
     """
     n = store.rows(query, {"source": added.source_id})[0]["n"]
     if not n:

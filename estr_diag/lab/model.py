@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from estr_diag.lab.settings import LabSettings
-from estr_diag.lab.task import PROMPT_LENGTH, VOCABULARY
+from estr_diag.lab.task import LONGEST_WRITTEN, PROMPT_LENGTH, VOCABULARY
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, shape [slots, heads, context, width / heads]."""
@@ -44,7 +44,7 @@ class Model(nn.Module):
 
     def __init__(self, settings: LabSettings) -> None:
         super().__init__()
-        self.context = PROMPT_LENGTH + settings.max_response + 2
+        self.context = PROMPT_LENGTH + max(settings.max_response, LONGEST_WRITTEN) + 2
         self.token = nn.Embedding(VOCABULARY, settings.width)
         self.place = nn.Embedding(self.context, settings.width)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
@@ -92,14 +92,16 @@ class Model(nn.Module):
 
 
 def rounded(model: Model, source: Model, grid: str) -> None:
-    """Copy weights on a coarser grid: one scale a row with 127 levels (int8), bfloat16's, or as they are."""
+    """Copy weights on a coarser grid: bfloat16's, or float8 (e4m3) or 127 levels (int8) with one scale a row."""
     with torch.no_grad():
-        for (name, to), (_, given) in zip(model.named_parameters(), source.named_parameters(), strict=True):
+        for to, given in zip(model.parameters(), source.parameters(), strict=True):
             if grid == "exact" or given.dim() < 2:
                 to.copy_(given)
             elif grid == "bf16":
                 to.copy_(given.bfloat16().float())
             else:
-                scale = given.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
-                to.copy_(torch.round(given / scale) * scale)
-            assert name
+                scale = given.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / (448 if grid == "fp8" else 127)
+                levels = (
+                    (given / scale).to(torch.float8_e4m3fn).float() if grid == "fp8" else torch.round(given / scale)
+                )
+                to.copy_(levels * scale)

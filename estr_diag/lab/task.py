@@ -6,6 +6,7 @@ Which sentence is free, so its first letters have a high entropy; the rest of a 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 NUMBERS = (
@@ -46,9 +47,19 @@ def encode(text: str) -> list[int]:
     return [2 + _CHARACTERS.index(c) for c in text]
 
 
+LONGEST_WRITTEN = 1 + max(len(s.format(n)) for s in SENTENCES for n in NUMBERS[: 2 * HIGHEST + 1])
+"""Tokens of the longest response that the warm-up shows, its end included."""
+
+
 def decode(tokens: list[int]) -> str:
     """Return the text of token ids; the end is a mark."""
     return "".join("" if t == PAD else "⏹" if t == END else _CHARACTERS[t - 2] for t in tokens)
+
+
+def padded(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return rows of one length."""
+    longest = max(len(row) for row in rows)
+    return [[*row, *[PAD] * (longest - len(row))] for row in rows]
 
 
 def draw(rng: random.Random) -> Prompt:

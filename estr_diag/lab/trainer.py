@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +12,10 @@ from torch import Tensor
 from estr_diag.lab.engine import Response
 from estr_diag.lab.model import Model
 from estr_diag.lab.settings import Fault, LabSettings
-from estr_diag.lab.task import END, PROMPT_LENGTH, draw, encode, written
+from estr_diag.lab.task import PROMPT_LENGTH, encode, padded
+from estr_diag.lab.warmup import WarmWeights
 from estr_diag.rules.base import Rule
+from estr_diag.rules.tensors import decide
 
 MICRO_BATCH = 64
 """Rows of one forward pass: always so many, so that the same weights give the same bits."""
@@ -32,6 +33,7 @@ class Scored:
     entropy: Tensor
     advantage: Tensor
     keep: Tensor
+    weight: Tensor
     version: int
 
 
@@ -40,35 +42,16 @@ class Trainer:
 
     def __init__(self, settings: LabSettings, rule: Rule) -> None:
         self.settings, self.rule, self.version = settings, rule, 0
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            self.model = Model(settings)
+        torch.manual_seed(settings.seed)
+        self.model = Model(settings)
         self.scorer = Model(settings)
         self.history: dict[int, dict[str, Tensor]] = {}
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=settings.learning_rate)
 
-    def warm_up(self) -> float:
-        """Learn to write sentences, with many wrong sums among them; return the last loss."""
-        rng = random.Random(self.settings.seed + 3)
-        optimiser = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        loss = torch.zeros(())
-        for step in range(self.settings.warmup_steps):
-            for group in optimiser.param_groups:
-                group["lr"] = 3e-3 * min(1.0, (step + 1) / 50) * (1 - 0.9 * step / self.settings.warmup_steps)
-            rows = []
-            for _ in range(64):
-                prompt = draw(rng)
-                rows.append([*encode(prompt.text), *encode(written(prompt, rng, self.settings.wrong_answers)), END])
-            tokens = _padded(rows)
-            logits = self.model(tokens[:, :-1])
-            target = tokens[:, 1:].clone()
-            target[:, : PROMPT_LENGTH - 1] = 0
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=0)
-            optimiser.zero_grad()
-            torch.autograd.backward(loss)
-            optimiser.step()
+    def start(self, warm: WarmWeights) -> None:
+        """Begin at weights that were warmed up."""
+        self.model.load_state_dict(warm.weights)
         self.remember()
-        return float(loss.detach())
 
     def remember(self) -> None:
         """Keep the weights of this version."""
@@ -77,7 +60,7 @@ class Trainer:
     def score(self, responses: Sequence[Response]) -> Scored:
         """Score a batch with the weights before its step, and with those that generated each token."""
         rows = [[*encode(r.prompt.text), *r.tokens] for r in responses]
-        tokens, lengths = _padded(rows), torch.tensor([len(r.tokens) for r in responses])
+        tokens, lengths = torch.tensor(padded(rows)), torch.tensor([len(r.tokens) for r in responses])
         longest = int(lengths.max())
         mask = torch.arange(longest) < lengths.unsqueeze(1)
         versions = _columns([r.version for r in responses], longest, torch.long)
@@ -87,25 +70,35 @@ class Trainer:
             scored, _ = self._logp(version, tokens, longest)
             replay = torch.where(versions == version, scored, replay)
         advantage = _advantages(responses)
-        batch = {
+        batch: dict[str, Tensor] = {
             "logp_train": logp_train, "logp_infer": _columns([r.logp for r in responses], longest),
             "entropy": _columns([r.entropy for r in responses], longest), "loss_mask": mask, "advantage": advantage,
             "collision": _columns([r.collision for r in responses], longest), "policy_version": versions,
             "trainer_version": torch.full_like(versions, self.version),
         }  # fmt: skip
-        keep = self.rule.torch(**batch)
-        return Scored(responses, mask, batch["logp_infer"], logp_train, replay, entropy, advantage, keep, self.version)
+        said = decide(self.rule, compute_dtype=None, **batch)
+        return Scored(
+            responses, mask, batch["logp_infer"], logp_train, replay, entropy, advantage, said.keep, said.weight,
+            self.version,
+        )  # fmt: skip
 
     def step(self, scored: Scored) -> None:
-        """Take one policy-gradient step on what the rule keeps, and count a version up."""
+        """Take one policy-gradient step on what the rule keeps, and count a version up.
+
+        A kept token of a rule without a weight counts with its importance ratio against the engine, one of a rule with a
+        weight with that weight in its place (and the ratio of this update, which is 1 on the only update of a batch).
+        """
         rows = [[*encode(r.prompt.text), *r.tokens] for r in scored.responses]
-        tokens, longest = _padded(rows), scored.mask.shape[1]
+        tokens, longest = torch.tensor(padded(rows)), scored.mask.shape[1]
         logits = self.model(tokens[:, :-1])[:, PROMPT_LENGTH - 1 :][:, :longest] / self.settings.temperature
         target = tokens[:, PROMPT_LENGTH:][:, :longest]
         logp = torch.log_softmax(logits, -1).gather(-1, target.unsqueeze(-1))[..., 0]
-        ratio = torch.exp((logp - scored.logp_infer).clamp(-20, 20))
-        gain = torch.where(scored.mask & scored.keep, ratio * scored.advantage.unsqueeze(1), torch.zeros_like(ratio))
-        loss = -gain.sum() / scored.mask.sum()
+        against = scored.logp_infer if self.rule.weight_tree() is None else scored.logp_train
+        ratio = scored.weight * torch.exp((logp - against).clamp(-20, 20))
+        kept = scored.mask & scored.keep
+        gain = torch.where(kept, ratio * scored.advantage.unsqueeze(1), torch.zeros_like(ratio))
+        over = kept if self.rule.denominator == "shrinks" else scored.mask
+        loss = -gain.sum() / over.sum().clamp(min=1)
         self.optimiser.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -125,11 +118,6 @@ class Trainer:
         logp = torch.log_softmax(logits / temperature, -1)
         entropy = -(logp.exp() * logp).sum(-1)
         return logp.gather(-1, tokens[:, PROMPT_LENGTH:][:, :longest].unsqueeze(-1))[..., 0], entropy
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    longest = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
 
 
 def _columns(rows: Sequence[Sequence[float]], longest: int, dtype: torch.dtype = torch.float32) -> Tensor:

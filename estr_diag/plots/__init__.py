@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from estr_diag.plots.consistency import plot_consistency
 from estr_diag.plots.decomposition import plot_decomposition, plot_noise_share
+from estr_diag.plots.learning import plot_learning
 from estr_diag.plots.prob_scatter import plot_prob_scatter
 from estr_diag.plots.ratio_scale import plot_ratio_scale
 from estr_diag.plots.rules import plot_agreement, plot_mask_by_entropy, plot_rules, plot_tradeoff
@@ -15,6 +16,7 @@ __all__ = [
     "plot_agreement",
     "plot_consistency",
     "plot_decomposition",
+    "plot_learning",
     "plot_mask_by_entropy",
     "plot_noise_share",
     "plot_prob_scatter",

@@ -20,7 +20,7 @@ from estr_diag.stats.metrics import YARDSTICKS
 _MARKS = {"found": ("✗", "bold red"), "clear": ("✓", "green"), "cannot_tell": ("?", "yellow")}
 _BAR = "▏▎▍▌▋▊▉█"
 _BAR_CELLS = 10
-_WIDE = 120
+_MIDDLE, _WIDE = 90, 120
 
 
 def render(document: Document, width: int) -> RenderableType:
@@ -41,10 +41,10 @@ def _parts(d: Document, width: int) -> Iterator[RenderableType]:
         yield _overall(d, width)
     if len(d.consistency.by_step) > 1:
         yield title("By step" + stamp)
-        yield _grouped("step", [(str(g.step), g) for g in _ends(d.consistency.by_step)])
+        yield _grouped("step", [(str(g.step), g) for g in _ends(d.consistency.by_step)], width)
     if d.consistency.by_lag:
         yield title("By lag" + stamp, "trainer version minus the version that generated the token")
-        yield _grouped("lag", [("?" if g.lag is None else str(g.lag), g) for g in d.consistency.by_lag])
+        yield _grouped("lag", [("?" if g.lag is None else str(g.lag), g) for g in d.consistency.by_lag], width)
     if d.entropy_bins:
         whose = {"train": "training engine's", "infer": "inference engine's"}.get(
             str(d.log.run.get("entropy_of")), "logged"
@@ -144,13 +144,15 @@ def _overall(d: Document, width: int) -> RenderableType:
     return table
 
 
-def _grouped(key: str, groups: Sequence[tuple[str, StepMetrics | LagMetrics]]) -> RenderableType:
+def _grouped(key: str, groups: Sequence[tuple[str, StepMetrics | LagMetrics]], width: int) -> RenderableType:
     names = [n for n in headline.GROUPED if any(n in g.metrics for _, g in groups)]
     headers = [(headline.GROUPED[n], "right") for n in names]
-    table = _plain_table((key, "right"), ("tokens", "right"), ("seqs", "right"), *headers)
+    counts = ("tokens", "seqs") if width >= _MIDDLE else ("tokens",)
+    table = _plain_table((key, "right"), *((name, "right") for name in counts), *headers)
     for label, group in groups:
         values = [_value(group.metrics[name]) if name in group.metrics else "–" for name in names]
-        table.add_row(label, f"{group.n_tokens:,}", f"{group.n_sequences:,}", *values)
+        numbers = (group.n_tokens, group.n_sequences)[: len(counts)]
+        table.add_row(label, *(f"{n:,}" for n in numbers), *values)
     return table
 
 

@@ -102,6 +102,9 @@ def with_error(metric: Mapping[str, Any]) -> str:
     if not se:
         return number(value)
     digits = max(0, 1 - math.floor(math.log10(se)))
-    if digits > 7 or abs(value) >= 1e6:
-        return f"{value:.3g} ± {se:.1g}"
+    if digits > 5 or abs(value) >= 1e6:
+        exponent = math.floor(math.log10(max(abs(value), se)))
+        value, se = value / 10**exponent, se / 10**exponent
+        digits = max(0, 1 - math.floor(math.log10(se)))
+        return f"({value:.{digits}f} ± {se:.{digits}f})e{exponent}"
     return f"{value:.{digits}f} ± {se:.{digits}f}"

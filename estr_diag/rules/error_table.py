@@ -1,4 +1,4 @@
-"""The two errors of any mask, from sums by pool of sequences, entropy bin, and whether the weights have moved."""
+"""The two errors of any mask, from sums by pool of sequences, entropy bin, position, and whether the weights have moved."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from estr_diag.expressions import POSITION
 from estr_diag.schema import quote_ident
 from estr_diag.stats.bootstrap import Floats, resampled_sums
 from estr_diag.stats.clusters import SEQUENCE_KEY
 from estr_diag.stats.contrast import divide
+from estr_diag.stats.positions import Strata, judge
 from estr_diag.stats.split_log import spread
 from estr_diag.store.engine import how_to_get
 
@@ -22,7 +24,7 @@ ErrorMethod = Literal["exact", "lag_contrast"]
 ASSUMPTIONS: Mapping[ErrorMethod, str] = {
     "exact": "none: logp_replay gives noise and exploration of each token",
     "lag_contrast": (
-        "given the entropy bin, engine noise does not depend on lag or position. Noise is judged where it stands alone, at lag 0; "
+        "given the entropy bin, engine noise does not depend on lag, nor on the position that lag goes with. Noise is judged where it stands alone, at lag 0; "
         "where exploration adds to it a mask drops more of both, so both shares are above the exact ones"
     ),
 }
@@ -43,7 +45,7 @@ def pooled(
     Parameters
     ----------
     table
-        Partials by sequence, decision keys, and as far as the log has them entropy bin and lag.
+        Partials by sequence, position bucket, decision keys, and as far as the log has them entropy bin and lag.
     keys
         What tells the decisions apart: columns, under the names that they are to have.
     sums
@@ -57,10 +59,10 @@ def pooled(
     moved = f"case when lag < 0 then null else {moved} end" if versions else moved
     exact = [f"coalesce(sum({m}), 0) as {m}" if "logp_replay" in present else f"0e0 as {m}" for m in EXACT_SUMS]
     named = ", ".join(keys)
-    order = ", ".join(str(i + 1) for i in range(3 + len(keys)))
+    order = ", ".join(str(i + 1) for i in range(4 + len(keys)))
     return f"""
 select {SEQUENCE_KEY} % {POOLS} as pool, {"entropy_bin" if binned else "null::integer as entropy_bin"},
-    {moved} as moved, {named}, {", ".join(f"sum({m}) as {m}" for m in sums)}, {", ".join(exact)}
+    {moved} as moved, {POSITION}, {named}, {", ".join(f"sum({m}) as {m}" for m in sums)}, {", ".join(exact)}
 from {quote_ident(table)}
 where n > 0
 group by {order}
@@ -77,6 +79,7 @@ class ErrorTable:
     n_bins: int
     binned: bool
     moved: Floats
+    strata: Strata
     sums: Mapping[str, Floats]
 
     @classmethod
@@ -87,10 +90,14 @@ class ErrorTable:
         moved = np.array([np.nan if v is None else float(v) for v in table["moved"].to_pylist()], dtype=np.float64)
         bins = np.array([-1 if v is None else v for v in table["entropy_bin"].to_pylist()], dtype=np.int64)
         pools, pool = np.unique(table["pool"].to_numpy(), return_inverse=True)
-        _, bin_at = np.unique(bins, return_inverse=True)
         # A token without an entropy is in no bin: it can be exact, and takes no part in a contrast.
         moved[bins < 0] = np.nan
-        return cls(pool, len(pools), bin_at, int(bin_at.max(initial=-1)) + 1, bool((bins >= 0).any()), moved, sums)
+        position = table[POSITION].to_numpy().astype(np.int64)
+        strata = judge(sums["n"], moved, (bins.astype(np.float64), position.astype(np.float64)))
+        _, bin_at = np.unique(bins * 64 + position if strata.by_position else bins, return_inverse=True)
+        return cls(
+            pool, len(pools), bin_at, int(bin_at.max(initial=-1)) + 1, bool((bins >= 0).any()), moved, strata, sums
+        )
 
     @property
     def methods(self) -> tuple[ErrorMethod, ...]:
@@ -107,8 +114,23 @@ class ErrorTable:
             return "no token has a known lag; log policy_version and trainer_version"
         return "no token has lag 0, on which the noise alone is seen"
 
-    def not_told(self) -> list[str]:
-        """Say which method the log does not allow, and why."""
+    @property
+    def notes(self) -> list[str]:
+        """What each method assumes, and which method the log does not allow, and why."""
+        found = [f"method {method}; assumed: {self._assumed(method)}" for method in self.methods]
+        if "lag_contrast" in self.methods and self.strata.note:
+            found.append("noise admitted and exploration masked: " + self.strata.note)
+        return found + self._not_told()
+
+    def _assumed(self, method: ErrorMethod) -> str:
+        text = ASSUMPTIONS[method]
+        if not self.strata.by_position:
+            return text
+        return text.replace("given the entropy bin", "given the entropy bin and the position bucket").replace(
+            ", nor on the position that lag goes with", ""
+        )
+
+    def _not_told(self) -> list[str]:
         notes = []
         if "lag_contrast" not in self.methods:
             notes.append("no lag contrast: " + self.why_no_contrast)

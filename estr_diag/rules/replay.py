@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from estr_diag.errors import UsageError
+from estr_diag.expressions import POSITION, POSITION_BUCKET
 from estr_diag.result import Result
 from estr_diag.rules.agreement import share
 from estr_diag.rules.base import Rule
@@ -67,7 +68,7 @@ class Replay:
     def _keys(self) -> dict[str, str]:
         if self.grid is not None and self.by == "entropy_bin":
             return {"entropy_bin": self.grid.sql()}
-        return {"lag": {"lag": "lag"}, "step": {"step": "step"}, "position": {"position": POSITION_BUCKET}}.get(
+        return {"lag": {"lag": "lag"}, "step": {"step": "step"}, "position": {POSITION: POSITION_BUCKET}}.get(
             self.by, {}
         )
 
@@ -185,7 +186,6 @@ order by {order}"""
         }
 
 
-POSITION_BUCKET = "floor(log2(pos + 1))::integer"
 _COUNTS = (
     "n", "kept_tokens", "masked_tokens", "undecided_tokens", "n_sequences", "kept_sequences", "whole_sequences",
 )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from estr_diag.errors import UsageError, nearest
+from estr_diag.expressions import POSITION, POSITION_BUCKET
 from estr_diag.result import Result
 from estr_diag.schema import quote_ident
 from estr_diag.stats.bootstrap import REPLICATES, SEED
@@ -17,7 +18,7 @@ from estr_diag.stats.clusters import SEQUENCE_KEY
 from estr_diag.stats.contrast import ASSUMPTIONS, METHODS, Method, Split, divide
 from estr_diag.stats.crossover import find
 from estr_diag.stats.grid import ENTROPY, EntropyGrid
-from estr_diag.stats.split_log import BIN, CLUSTERS, MEASURES, POSITION, REPLAY_MEASURES, SplitLog, spread
+from estr_diag.stats.split_log import BIN, CLUSTERS, MEASURES, REPLAY_MEASURES, SplitLog, spread
 from estr_diag.store.engine import Request
 
 SMALL = 200
@@ -45,15 +46,16 @@ class Decomposition:
         ``exact``, ``lag_contrast``, ``extrapolated`` or ``none``; by default the best that the log allows. The
         method taken and its assumption are in the parameters and notes of the result.
     by_position
-        Form the contrasts inside log2 buckets of the position in the response, and average them
-        with the tokens of each cell: for noise that grows with position, as lag falls along a sequence.
+        Form the contrasts inside log2 buckets of the position in the response, and average them with the tokens of each
+        cell: for noise that grows with position, as lag falls along a sequence. By default where the log has lag-0 tokens
+        at most positions (see `positions`); the note says which.
     replicates, seed
         Of the cluster bootstrap.
     """
 
     grid: EntropyGrid
     method: Method | None = None
-    by_position: bool = False
+    by_position: bool | None = None
     replicates: int = REPLICATES
     seed: int = SEED
     name: ClassVar[str] = "decomposition"
@@ -71,14 +73,15 @@ class Decomposition:
 
     def requests(self, present: frozenset[str]) -> tuple[Request, ...]:
         """Ask for sums by sequence, bin and lag."""
-        return (Request("sums", {SEQUENCE_KEY: SEQUENCE_KEY, **self._keys(present)}, _measures(present)),)
+        scan = "sums" if self.by_position is False else f"sums_by_{POSITION}"
+        return (Request(scan, {SEQUENCE_KEY: SEQUENCE_KEY, **self._keys(present)}, _measures(present)),)
 
     def _keys(self, present: frozenset[str]) -> dict[str, str]:
         keys = {BIN: self.grid.sql()}
         if present >= _VERSIONS:
             keys["lag"] = "lag"
-        if self.by_position:
-            keys[POSITION] = "floor(log2(pos + 1))::integer"
+        if self.by_position is not False:
+            keys[POSITION] = POSITION_BUCKET
         return keys
 
     def merge(self, scans: Mapping[str, str], present: frozenset[str]) -> str:
@@ -91,7 +94,7 @@ class Decomposition:
         return f"""
 with per_sequence as (
     select {SEQUENCE_KEY}, {listed}, {", ".join(f"coalesce(sum({m}), 0) as {m}" for m in measures)}
-    from {quote_ident(scans["sums"])}
+    from {quote_ident(scans[self.requests(present)[0].scan])}
     group by all
 ),
 named as (select {SEQUENCE_KEY}, {names}, {", ".join(measures)} from per_sequence where n > 0),
@@ -108,7 +111,7 @@ order by 1, 2, 3, 4"""
 
     def finish(self, result: Result) -> Result:
         """Split each cell, and resample for its interval."""
-        sums = SplitLog.of(result.table, self.method, self.replicates, self.seed)
+        sums = SplitLog.of(result.table, self.method, self.by_position, self.replicates, self.seed)
         table = pa.Table.from_pylist(_cells(sums, self.grid), schema=_CELL_SCHEMA)
         return self._result(table, sums, result)
 
@@ -116,9 +119,9 @@ order by 1, 2, 3, 4"""
         parameters = {
             "n_bins": self.grid.n_bins,
             "method": sums.method,
-            "assumption": _assumption(sums.method, self.by_position),
+            "assumption": _assumption(sums.method, sums.by_position),
             "asked": self.method or "best",
-            "by_position": self.by_position,
+            "by_position": sums.by_position,
             "replicates": self.replicates,
             "seed": self.seed,
         }
@@ -143,7 +146,7 @@ class NoiseShare(Decomposition):
 
     def finish(self, result: Result) -> Result:
         """Add up the bins, for the whole log and for each lag."""
-        sums = SplitLog.of(result.table, self.method, self.replicates, self.seed)
+        sums = SplitLog.of(result.table, self.method, self.by_position, self.replicates, self.seed)
         rows = [_whole(sums, None)]
         if any(lag is not None for lag in sums.lags):
             rows += [_whole(sums, i) for i in range(len(sums.lags))]

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from estr_diag.expressions import POSITION
 from estr_diag.stats.bootstrap import resampled_sums
 from estr_diag.stats.contrast import Floats, Method, Split, choose, divide, split
+from estr_diag.stats.positions import Strata, judge
 from estr_diag.store.engine import how_to_get
 
-BIN, POSITION = "entropy_bin", "position_bucket"
+BIN = "entropy_bin"
 MEASURES = ("n", "sum_delta2", "sum_entropy")
 REPLAY_MEASURES = ("n_replay", "sum_xi2", "sum_d2", "sum_xi_d")
 
@@ -33,6 +35,7 @@ class SplitLog:
     bins: tuple[int, ...]
     lags: tuple[int | None, ...]
     method: Method
+    by_position: bool
     tokens: Floats
     """Tokens, sequences and mean entropy of a cell, shape (3, bins, lags)."""
     point: Split
@@ -41,8 +44,10 @@ class SplitLog:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, table: pa.Table, asked: Method | None, replicates: int, seed: int) -> SplitLog:
-        """Choose a method for the partials of `Decomposition.merge`, split them, and resample."""
+    def of(
+        cls, table: pa.Table, asked: Method | None, by_position: bool | None, replicates: int, seed: int
+    ) -> SplitLog:
+        """Choose a method for the partials of `Decomposition.merge`, and whether by position; split them, and resample."""
         columns = {name: table[name].to_numpy().astype(np.float64) for name in table.column_names if name != "versions"}
         n, no_bin, no_lag = columns["n"], np.isnan(columns[BIN]), np.isnan(columns["lag"])
         versions = bool(len(n)) and table["versions"][0].as_py() and not bool(no_lag.all())
@@ -50,11 +55,16 @@ class SplitLog:
         columns = {name: values[used] for name, values in columns.items()}
         if not versions:
             columns["lag"] = np.zeros_like(columns["n"])
-        bins, strata = (np.unique(columns[k]) for k in (BIN, POSITION))
-        lags = np.unique(columns["lag"])
+        bins, lags = (np.unique(columns[k]) for k in (BIN, "lag"))
         known_lags = tuple(int(k) if versions else None for k in lags)
         replay = columns.get("n_replay", np.zeros(1)).sum()
         method, why = choose(asked, known_lags, float(replay))
+        inside = Strata(bool(by_position) and method != "exact", "")
+        if by_position is None:
+            inside = judge(columns["n"], columns["lag"], (columns[BIN], columns[POSITION]), method)
+        if not inside.by_position:
+            columns[POSITION] = np.zeros_like(columns["n"])
+        strata = np.unique(columns[POSITION])
         names = ("n_sequences", *(m for m in (*MEASURES, *REPLAY_MEASURES) if m in columns))
         shape = (len(names), len(strata), len(bins), len(lags))
         matrix = _dense(columns, names, shape, (strata, bins, lags))
@@ -68,7 +78,7 @@ class SplitLog:
         at = {name: counts[i] for i, name in enumerate(names)}
         tokens = np.stack([at["n"], at["n_sequences"], divide(at["sum_entropy"], at["n"])])
         drawn = parts(resampled_sums(matrix, replicates, seed)) if len(matrix) > 1 else None
-        notes = [why] if why else []
+        notes = [note for note in (why, inside.note) if note]
         notes += _left_out(n, no_bin, no_lag & ~no_bin if versions else np.zeros_like(no_bin))
         if method == "exact" and (lacking := at["n"].sum() - replay):
             notes.append(f"{lacking:,.0f} counted tokens have no logp_replay and are left out of the split")
@@ -78,7 +88,10 @@ class SplitLog:
             how = how_to_get({"logp_replay"} if versions else {"logp_replay", *_VERSIONS})
             column = "logp_replay" if versions else "policy_version and trainer_version, or logp_replay"
             notes.append(f"to split it, log {column}: {how}")
-        return cls(tuple(int(b) for b in bins), known_lags, method, tokens, parts(whole[None]), drawn, tuple(notes))
+        return cls(
+            tuple(int(b) for b in bins), known_lags, method, inside.by_position, tokens, parts(whole[None]), drawn,
+            tuple(notes),
+        )  # fmt: skip
 
 
 def _left_out(n: Floats, no_bin: Any, no_lag: Any) -> list[str]:
