@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from estr_diag.errors import MissingColumnError, UsageError
@@ -227,6 +228,18 @@ class Log:
         from estr_diag.rules.token_list import token_list
 
         return token_list(self.store, where, by, top=top, context=context, rules=rules)
+
+    def decode(self, tokenizer: str | Path) -> None:
+        """Give tokens a text from their ids, for this session; those that have one keep it.
+
+        Parameters
+        ----------
+        tokenizer
+            A ``tokenizer.json``; needs the extra ``text``.
+        """
+        from estr_diag.store.decoding import decode
+
+        decode(self.store, Path(tokenizer))
 
     def check(self) -> list[Finding]:
         """Run the detectors of broken columns."""

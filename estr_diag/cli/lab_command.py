@@ -104,9 +104,11 @@ def _compare(
     if json:
         output.data({**curves.parameters, "final": ends, "curves": curves.rows()})
         return
-    names = ("reward", "masked_share", "kl_k3", "entropy", "mean_lag")
-    rows = [
-        (end["arm"], *(with_error({"value": end[name], "se": end[f"{name}_se"]}) for name in names)) for end in ends
-    ]
-    output.page(lambda _: cells((("arm", "reward", "masked", "KL k3", "entropy", "lag"), rows), left=1))
+    rows: list[tuple[str, ...]] = []
+    for end in ends:
+        told = {
+            name: with_error({"value": end[name], "se": end[f"{name}_se"]}) for name in ("reward", "kl_k3", "entropy")
+        }
+        rows.append((end["arm"], told["reward"], f"{end['masked_share']:.2%}", told["kl_k3"], told["entropy"]))
+    output.page(lambda _: cells((("arm", "reward", "masked", "KL k3", "entropy"), rows), left=1))
     output.note(f"means of the last {TAIL} steps ± standard error over {seeds} seeds; every step is in {path}")

@@ -115,6 +115,16 @@ def tokens(
     by: Annotated[str, typer.Option("--by", help="Value to order by, largest first, as in s or abs(delta).")] = "s",
     top: Annotated[int, typer.Option("--top", help="How many.")] = 20,
     context: Annotated[int, typer.Option("--context", help="Tokens before and after.")] = 8,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write a page with coloured text: tokens.html.", show_default=False),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer", help="A tokenizer.json that turns ids into text, where the log has none.", show_default=False
+        ),
+    ] = None,
     rules: Annotated[
         str | None,
         typer.Option("--rules", help="Rules that --where may name, as in mine.toml or estr:tau=1.", show_default=False),
@@ -131,7 +141,13 @@ def tokens(
     with output.progress("reading") as progress:
         opened = open_log(log, format=format, options=read_options(map, None, False, False), progress=progress)
     with opened:
+        if tokenizer is not None:
+            opened.decode(tokenizer)
         found = opened.tokens(where, by, top=top, context=context, rules=own)
+        if out is not None:
+            page.write(opened, found, out, tuple(own.values()))
+            output.note(f"wrote {out}")
+            return
     if json:
         output.data({"notes": list(found.notes), "tokens": found.rows()})
     else:

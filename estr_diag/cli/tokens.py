@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from estr_diag.errors import UsageError
+from estr_diag.log import Log
 from estr_diag.report.verdict import number
 from estr_diag.result import Result
+from estr_diag.rules.base import Rule
 
 _MAX_TEXT = 120
 _KNOWN = frozenset(
@@ -38,6 +42,24 @@ def _shown(character: str) -> str:
     if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"):
         return character.encode("unicode_escape").decode("ascii")
     return character
+
+
+def write(log: Log, found: Result, target: Path, rules: Sequence[Rule] = ()) -> None:
+    """Write the page with coloured text; rules beside the default ones are those that the log allows."""
+    from estr_diag.report.html.token_view import tokens_page
+    from estr_diag.rules import DEFAULT_RULES
+    from estr_diag.rules.comparison import allowed, with_trainer
+    from estr_diag.rules.fitted import fitted
+    from estr_diag.rules.token_windows import windows
+
+    if target.suffix != ".html":
+        raise UsageError(f"{target}: the token view is written as .html, found {target.suffix or 'no ending'!r}")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.parent}: no such folder; make it first")
+    present = log.store.present()
+    possible, _ = allowed(with_trainer([r for r in (*DEFAULT_RULES, *rules) if r.name != "none"], present), present)
+    around = windows(log.store, found, fitted(possible, log.store), sequences=24, width=150)
+    target.write_text(tokens_page(found, around, log.source), "utf-8", "backslashreplace")
 
 
 def render(found: Result, width: int) -> RenderableType:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from estr_diag.errors import UsageError
+from estr_diag.errors import MissingColumnError, UsageError
 from estr_diag.report.build import build
 from estr_diag.report.document import Document
 from estr_diag.report.rule_document import CompareDocument
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
+from estr_diag.rules.token_list import token_list
+from estr_diag.rules.token_windows import Window, windows
 from estr_diag.stats.grid import Bins
 from estr_diag.store.database import Store
 
@@ -28,16 +30,19 @@ class Report:
         Everything that it says, as data.
     results
         The tables behind it, for pictures: ``report.results["bins"]``.
+    windows
+        Looks up what stands around the worst tokens, for the page; the log must still be open.
     """
 
     document: Document
     results: Mapping[str, Result] = field(default_factory=dict)
+    windows: Callable[[], Sequence[Window]] = field(default=tuple, repr=False, compare=False)
 
     @classmethod
     def of(cls, store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None = None) -> Report:
         """Compute the report of a log."""
         built = build(store, rules, source=source, bins=bins)
-        return cls(built.document, built.results)
+        return cls(built.document, built.results, lambda: worst_tokens(store, built.rules))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; obeys ``report.v1.schema.json``."""
@@ -49,22 +54,47 @@ class Report:
 
         return markdown.render(self.document)
 
+    def to_html(self) -> str:
+        """Return it as one page that needs no other file and no network."""
+        import duckdb
+
+        from estr_diag.report.html import report_page
+
+        why = ""
+        try:
+            windows = self.windows()
+        except duckdb.ConnectionException:
+            windows, why = (), "not shown: the log was closed before the page was written"
+        except MissingColumnError as error:
+            windows, why = (), str(error)
+        return report_page.render(self.document, dict(self.results), windows, why)
+
     def save(self, path: str | Path) -> Path:
-        """Write it to a file; the ending chooses the form (.md or .json)."""
+        """Write it to a file; the ending chooses the form (.html, .md or .json)."""
         target = Path(path)
-        if target.suffix == ".md":
+        if target.suffix == ".html":
+            text = self.to_html()
+        elif target.suffix == ".md":
             text = self.to_markdown()
         elif target.suffix == ".json":
             text = json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
         else:
-            raise UsageError(f"{target}: a report is written as .md or .json, found {target.suffix or 'no ending'!r}")
+            raise UsageError(
+                f"{target}: a report is written as .html, .md or .json, found {target.suffix or 'no ending'!r}"
+            )
         if not target.parent.is_dir():
             raise UsageError(f"{target.parent}: no such folder; make it first")
-        target.write_text(text, "utf-8")
+        target.write_text(text, "utf-8", "backslashreplace")
         return target
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
+
+
+def worst_tokens(store: Store, rules: Sequence[Rule], top: int = 40) -> Sequence[Window]:
+    """Return windows around the counted tokens with the largest S, with the decisions of some rules."""
+    listed = token_list(store, top=top)
+    return windows(store, listed, [rule for rule in rules if rule.name != "none"])
 
 
 __all__ = ["CompareDocument", "Document", "Report", "build"]

@@ -53,10 +53,13 @@ class Built:
     ----------
     results
         By what they are called in `_statistics`: ``bins``, ``scaling``, ``decomposition``, ``rules`` ...
+    rules
+        Those that were replayed, fitted to the log.
     """
 
     document: Document
     results: Mapping[str, Result]
+    rules: tuple[Rule, ...]
 
 
 def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None = None) -> Built:
@@ -107,7 +110,7 @@ def build(store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None
         "not_computed": _not_computed(store, rules, missing, present) + _unsplit(results, facts),
     }
     document["verdict"] = verdict(document)
-    return Built(Document.model_validate(json_number(document)), results)
+    return Built(Document.model_validate(json_number(document)), results, possible)
 
 
 def _statistics(
