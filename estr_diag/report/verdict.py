@@ -95,14 +95,14 @@ def number(value: float | None) -> str:
 
 
 def with_error(metric: Mapping[str, Any]) -> str:
-    """Value ± standard error, the error with two digits and the value as precise as that."""
+    """Value ± standard error, the error with two digits and the value as precise as that; tiny ones with an exponent."""
     value, se = metric["value"], metric["se"]
     if value is None:
         return "–"
     if not se:
         return number(value)
     digits = max(0, 1 - math.floor(math.log10(se)))
-    if digits > 5 or abs(value) >= 1e6:
+    if (digits > 5 and max(abs(value), se) < 0.01) or abs(value) >= 1e6:
         exponent = math.floor(math.log10(max(abs(value), se)))
         value, se = value / 10**exponent, se / 10**exponent
         digits = max(0, 1 - math.floor(math.log10(se)))

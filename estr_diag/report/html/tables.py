@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from estr_diag.report.html.page import text
+from estr_diag.report.html.page import MAX_TEXT, text
 from estr_diag.report.sentences import Cells
 from estr_diag.result import Result
 
@@ -67,8 +67,11 @@ def _csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    cut = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + "…"
     # A text that a spreadsheet would take for a formula is given as text.
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+    return f"'{cut}" if cut[:1] in "=+-@\t\r" else cut
 
 
 def _cell(value: Any) -> Cell:

@@ -60,7 +60,7 @@
       const tokens = rows.reduce((n, r) => n + r.tokens, 0);
       const mean = rows.reduce((n, r) => n + r.tokens * r[metric.value][0], 0) / tokens;
       said.textContent = `steps ${lo} to ${hi}: ${rows.length} steps, ${tokens.toLocaleString("en")} tokens, mean of the steps ${number(mean)} (weighted by tokens)`;
-      for (const row of $$("#ui-by-step tbody tr")) { const s = Number(row.cells[0].dataset.v); row.hidden = s < lo || s > hi; }
+      for (const row of $$("#by-step tbody tr")) { const s = Number(row.cells[0].dataset.v); row.hidden = s < lo || s > hi; }
     };
     [metric, from, to].forEach((control) => control.addEventListener("input", draw));
     draw();
