@@ -192,8 +192,8 @@ def test_a_report_is_saved_by_its_ending(tmp_path: Path) -> None:
         (0.5, None, "0.5"),
         (0.5, 0.0, "0.5"),
         (None, None, "–"),
-        (9.3e8, 9.3e8, "9.3e+08 ± 9e+08"),
-        (1.2e-12, 3e-13, "1.2e-12 ± 3e-13"),
+        (9.3e8, 9.3e8, "(9.3 ± 9.3)e8"),
+        (1.2e-12, 3e-13, "(1.20 ± 0.30)e-12"),
     ],
 )
 def test_numbers_are_shown_as_precisely_as_their_error(value: float | None, se: float | None, text: str) -> None:

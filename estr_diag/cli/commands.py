@@ -91,7 +91,8 @@ BinsOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Write the report to a .html, .md or .json file.", show_default=False)
+    Path | None,
+    typer.Option("-o", "--output", help="Write the report to a .html, .md or .json file.", show_default=False),
 ]
 FailOption = Annotated[
     list[str] | None,

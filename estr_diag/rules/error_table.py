@@ -25,7 +25,7 @@ ASSUMPTIONS: Mapping[ErrorMethod, str] = {
     "exact": "none: logp_replay gives noise and exploration of each token",
     "lag_contrast": (
         "given the entropy bin, engine noise does not depend on lag, nor on the position that lag goes with. Noise is judged where it stands alone, at lag 0; "
-        "where exploration adds to it a mask drops more of both, so both shares are above the exact ones"
+        "where exploration adds to it a mask drops more of both, so both shares are above the exact ones as a rule"
     ),
 }
 
