@@ -286,6 +286,13 @@ class Log:
         n = self.store.rows("select coalesce(sum(n_tokens), 0) as tokens, count(*) as sequences from sequences")[0]
         return f"<Log {self.source}: {n['sequences']:,} sequences, {n['tokens']:,} response tokens>"
 
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        counts = self.store.column_counts()
+        rows = "".join(f"<tr><td>{escape(name)}</td><td>{n:,}</td></tr>" for name, n in counts.items())
+        return f"<p>{escape(repr(self)[5:-1])}</p><table><tr><th>column</th><th>values</th></tr>{rows}</table>"
+
     def _grid(self, bins: Bins, scale: Scale = ENTROPY) -> ValueGrid:
         present = frozenset(self.store.column_counts())
         if lacking := scale.needs - present:

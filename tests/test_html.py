@@ -269,3 +269,15 @@ def test_texts_from_a_tokenizer(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_values_with_errors(value: float | None, se: float | None, text: str) -> None:
     assert with_error({"value": value, "se": se}) == text
+
+
+def test_a_notebook_shows_logs_comparisons_and_reports_safely() -> None:
+    with ed.from_frame(hostile_frame()) as log:
+        log.source = HOSTILE[1]
+        shown = [log._repr_html_(), log.compare()._repr_html_(), log.report()._repr_html_(), log.consistency()._repr_html_()]
+    for text in shown:
+        assert "<script" not in text
+        assert "<table" in text
+    assert "logp_infer" in shown[0]
+    assert "kept_share" in shown[1]
+    assert "effective share" in shown[2]

@@ -87,8 +87,10 @@ class Report:
         target.write_text(text, "utf-8", "backslashreplace")
         return target
 
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+    def _repr_html_(self) -> str:
+        from estr_diag.report.html import report_page
+
+        return report_page.cell(self.document)
 
 
 def worst_tokens(store: Store, rules: Sequence[Rule], top: int = 40) -> Sequence[Window]:

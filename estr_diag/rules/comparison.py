@@ -84,6 +84,10 @@ class Comparison:
             return [{"what": what, "why": why, "how_to_get_it": how_to_get(columns)}]
         return []
 
+    def _repr_html_(self) -> str:
+        shown = (self.kept, self.errors, self.agreement)
+        return "".join(result._repr_html_() for result in shown if result is not None and len(result))
+
     def to_pandas(self) -> Any:
         """Return the table of kept shares as a pandas frame."""
         return self.kept.to_pandas()

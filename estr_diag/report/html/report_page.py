@@ -50,6 +50,18 @@ def render(d: Document, results: dict[str, Result], windows: Sequence[Window], w
     )  # fmt: skip
 
 
+def cell(d: Document) -> str:
+    """Return what a notebook shows of a report: verdict, three numbers, checks."""
+    return page.render(
+        "cell.html",
+        source=d.log.source,
+        facts=_facts(d),
+        verdict=d.verdict,
+        numbers=_numbers(d),
+        checks=[_check(c) for c in d.checks],
+    )
+
+
 def _facts(d: Document) -> str:
     log = d.log
     ranges = [
