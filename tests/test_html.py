@@ -274,7 +274,12 @@ def test_values_with_errors(value: float | None, se: float | None, text: str) ->
 def test_a_notebook_shows_logs_comparisons_and_reports_safely() -> None:
     with ed.from_frame(hostile_frame()) as log:
         log.source = HOSTILE[1]
-        shown = [log._repr_html_(), log.compare()._repr_html_(), log.report()._repr_html_(), log.consistency()._repr_html_()]
+        shown = [
+            log._repr_html_(),
+            log.compare()._repr_html_(),
+            log.report()._repr_html_(),
+            log.consistency()._repr_html_(),
+        ]
     for text in shown:
         assert "<script" not in text
         assert "<table" in text

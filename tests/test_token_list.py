@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from estr_diag.cli.tokens import render, visible
+from estr_diag.cli.tokens import around, known_colour, render, visible
 from estr_diag.errors import MissingColumnError, UsageError
 from estr_diag.rules import get
 from estr_diag.rules.token_list import token_list
 from tests import oracles
-from tests.logs import make_log, store_of
+from tests.logs import make_log, prime_log, store_of
 
 
 def test_selects_and_orders_as_numpy() -> None:
@@ -113,3 +113,18 @@ def test_text_of_a_log_is_inert_on_a_terminal() -> None:
     assert visible("\ud800") == "\\ud800"
     assert visible("a‮b") == "a\\u202eb"
     assert visible("x" * 500, 10) == "x" * 10 + "…"
+
+
+def test_the_terminal_colours_tokens_and_crosses_out_what_a_rule_masks() -> None:
+    with prime_log() as log:
+        found = log.tokens(top=3, context=4)
+        near = around(log, found, sequences=3, width=4)
+    console = Console(width=120, force_terminal=True, color_system="truecolor", file=io.StringIO())
+    for colour in ("delta", "trainer"):
+        console.print(render(found, 120, near, colour))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[1;4;37;48;2;" in printed, "the listed token: bold, underlined, on a colour"
+    assert ";9m" in printed, "masked by the trainer: crossed out"
+    known_colour("trainer", near)
+    with pytest.raises(UsageError, match="did you mean 'trainer'"):
+        known_colour("trainr", near)

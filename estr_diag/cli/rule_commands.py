@@ -119,6 +119,12 @@ def tokens(
         Path | None,
         typer.Option("-o", "--output", help="Write a page with coloured text: tokens.html.", show_default=False),
     ] = None,
+    colour: Annotated[
+        str,
+        typer.Option(
+            "--colour", help="On a terminal: delta, z, s, entropy, p_infer, p_train, or a rule of the report."
+        ),
+    ] = "delta",
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -148,10 +154,12 @@ def tokens(
             page.write(opened, found, out, tuple(own.values()))
             output.note(f"wrote {out}")
             return
+        near = [] if json else page.around(opened, found, tuple(own.values()), sequences=top, width=context)
+        page.known_colour(colour, near)
     if json:
         output.data({"notes": list(found.notes), "tokens": found.rows()})
     else:
-        output.page(lambda width: page.render(found, width))
+        output.page(lambda width: page.render(found, width, near, colour))
 
 
 @command

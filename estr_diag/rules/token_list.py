@@ -96,7 +96,7 @@ def token_list(
             f"{counts['undecided']:,} tokens are undecided: a column that the condition needs is missing on them"
         )
     table = _with_context(store, table, context)
-    return Result("tokens", table, {"where": where, "by": by, "top": top}, {}, tuple(notes))
+    return Result("tokens", table, {"where": where, "by": by, "top": top, "context": context}, {}, tuple(notes))
 
 
 @dataclass(slots=True)
