@@ -117,7 +117,7 @@ def test_text_of_a_log_is_inert_on_a_terminal() -> None:
 
 def test_the_terminal_colours_tokens_and_crosses_out_what_a_rule_masks() -> None:
     with prime_log() as log:
-        found = log.tokens(top=3, context=4)
+        found = log.tokens("not trainer", top=3, context=4)
         near = around(log, found, sequences=3, width=4)
     console = Console(width=120, force_terminal=True, color_system="truecolor", file=io.StringIO())
     for colour in ("delta", "trainer"):
