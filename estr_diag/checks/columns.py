@@ -59,7 +59,10 @@ class CopiedColumn:
 
 
 class PositiveLogProbs:
-    """Are there log-probs above 0?"""
+    """Are there log-probs above 0?
+
+    No probability is above 1. bfloat16 rounding gives values up to about 0.1; more is a placeholder, or another quantity.
+    """
 
     id: ClassVar[str] = "positive_logp"
 
