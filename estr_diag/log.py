@@ -23,6 +23,7 @@ from estr_diag.stats.empirical_scale import EmpiricalScale
 from estr_diag.stats.entropy_bins import EntropyBins
 from estr_diag.stats.framework_metrics import FrameworkMetrics
 from estr_diag.stats.grid import DEFAULT_BINS, ENTROPY, GINI, Bins, Scale, ValueGrid, choose_grid
+from estr_diag.stats.probability_pairs import ProbabilityPairs
 from estr_diag.stats.scaling import Scaling
 from estr_diag.stats.sequence_weights import WeightsByLength
 from estr_diag.stats.staleness import Staleness, Versions
@@ -105,9 +106,30 @@ class Log:
         """
         return self._one(Decomposition(self._grid(bins), method, by_position))
 
-    def noise_share(self, method: Method | None = None, bins: Bins = DEFAULT_BINS) -> Result:
+    def noise_share(
+        self, method: Method | None = None, bins: Bins = DEFAULT_BINS, *, by_position: bool | None = None
+    ) -> Result:
         """Return the share of the squared deviation that is noise: over the whole log (first row) and by lag."""
-        return self._one(NoiseShare(self._grid(bins), method))
+        return self._one(NoiseShare(self._grid(bins), method, by_position))
+
+    def probability_pairs(self) -> Result:
+        """Return how many tokens have each pair of probabilities under the two engines."""
+        return self._one(ProbabilityPairs())
+
+    def sequence(self, seq_id: int) -> Result:
+        """Return one sequence, a row a token in order; `plots.plot_sequence` draws it.
+
+        Raises
+        ------
+        UsageError
+            No sequence has this number.
+        """
+        table = self.store.table(
+            f"select *, logp_train - logp_infer as delta from tokens where seq_id = {int(seq_id)} order by pos"
+        )
+        if not table.num_rows:
+            raise UsageError(f"no sequence has seq_id {seq_id}; see log.sql('select seq_id, seq_key from sequences')")
+        return Result("sequence", table, {"seq_id": int(seq_id)}, {"source": self.source})
 
     def empirical_scale(self, bins: Bins = DEFAULT_BINS) -> Result:
         """Return the isotonic scale m2(H) of delta^2."""
@@ -264,9 +286,13 @@ class Log:
         """
         import duckdb
 
-        # A query may have been copied from anywhere: it can read neither files nor the network.
+        # A query may have been copied from anywhere: it can read neither files nor the network, and change nothing.
         self.store.connection.execute("set enable_external_access = false")
         try:
+            statements = self.store.connection.extract_statements(query)
+            kinds = [statement.type.name for statement in statements]
+            if kinds not in (["SELECT"], ["EXPLAIN"]):
+                raise UsageError(f"this query is {' and '.join(kinds) or 'empty'}; expected one select")
             table = self.store.table(query)
         except duckdb.Error as error:
             raise UsageError(f"this query cannot be run: {error}") from None

@@ -103,12 +103,18 @@ def from_frame(frame: Any, mapping: Mapping[str, str] | None = None, *, all_samp
     all_sampled
         The frame has no loss mask because the model sampled every token of it.
     """
+    from pydantic import ValidationError
+
     from estr_diag.ingestion.generic.adapter import batches_from_table
     from estr_diag.ingestion.mapping import Mapping as ColumnMapping
 
-    store = Store.memory()
     try:
         meaning = ColumnMapping(columns=dict(mapping or {}))
+    except ValidationError as error:
+        said = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
+        raise UsageError(f"mapping of the frame: {said}") from None
+    store = Store.memory()
+    try:
         summary = ingest_batches(
             store, "frame", batches_from_table(frame, meaning, ReadOptions(all_sampled=all_sampled))
         )

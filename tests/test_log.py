@@ -116,3 +116,44 @@ def test_every_statistic_is_a_method_that_returns_a_result() -> None:
         assert isinstance(result, ed.Result)
         assert result.to_json()["name"] == result.name
         assert result.to_polars().height == len(result)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "drop table tokens",
+        "delete from tokens",
+        "create table x as select 1",
+        "select 1; select 2",
+        "",
+        "set threads = 1",
+    ],
+)
+def test_sql_changes_nothing_even_in_memory(query: str) -> None:
+    with prime_log() as log:
+        with pytest.raises(UsageError, match="expected one select"):
+            log.sql(query)
+        assert log.sql("select count(*) as n from tokens").rows()[0]["n"] == 845
+
+
+def test_one_sequence_and_probability_pairs() -> None:
+    with prime_log() as log:
+        rows = log.sequence(3).rows()
+        assert [r["pos"] for r in rows] == sorted(r["pos"] for r in rows)
+        assert {r["seq_id"] for r in rows} == {3}
+        assert sum(r["n"] for r in log.probability_pairs().rows()) == 816
+        with pytest.raises(UsageError, match="no sequence has seq_id 99"):
+            log.sequence(99)
+
+
+def test_a_mapping_of_a_frame_that_is_wrong_is_named() -> None:
+    with pytest.raises(UsageError, match="did you mean 'logp_infer'"):
+        ed.from_frame(pl.DataFrame({"a": [1.0]}), {"logp_inf": "a"})
+    with pytest.raises(UsageError, match="their difference would be 0"):
+        ed.from_frame(pl.DataFrame({"a": [1.0]}), {"logp_infer": "a", "logp_train": "a"})
+
+
+def test_reprs_are_short() -> None:
+    with prime_log() as log:
+        assert len(repr(log.report())) < 2000
+        assert len(repr(log.compare())) < 500

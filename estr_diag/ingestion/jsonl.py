@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from estr_diag.errors import InputError
 from estr_diag.ingestion.adapter import Field
 from estr_diag.ingestion.align import Ragged
+from estr_diag.store.database import quiet
 
 _MAX_OBJECT_BYTES = 1 << 28
 _ROWS_PER_BATCH = 2048
@@ -41,7 +42,7 @@ def read_records(
     """
     connection = duckdb.connect()
     try:
-        connection.execute("set enable_progress_bar = false")
+        quiet(connection)
         query = """
             select * from read_json($path, columns = $columns, format = 'newline_delimited',
                                     maximum_object_size = $size)

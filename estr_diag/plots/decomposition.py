@@ -33,9 +33,17 @@ def plot_decomposition(decomposition: Result, *, ax: Axes | None = None) -> Axes
     low, high = (column(decomposition, name) for name in ("ci_low", "ci_high"))
     small = np.array(decomposition.table["small"].to_pylist(), dtype=bool)
     lags = decomposition.table["lag"].to_pylist()
-    first = {bin_: i for i, bin_ in reversed(list(enumerate(decomposition.table["entropy_bin"].to_pylist())))}
-    order = [i for i in sorted(first.values(), key=lambda i: x[i]) if x[i] > 0 and np.isfinite(noise[i])]
-    ax.plot(x[order], noise[order], color=GREY, linewidth=2, label="engine noise E[ξ²]")
+    bins, n = np.array(decomposition.table["entropy_bin"].to_pylist()), column(decomposition, "n_used")
+    # The noise that exploration is held against: that of the tokens whose weights have moved, where there are any.
+    moved = np.array([lag not in (0, None) for lag in lags]) & np.isfinite(noise) & (x > 0)
+    judged = moved if moved.any() else np.isfinite(noise) & (x > 0)
+    line = []
+    for bin_ in np.unique(bins[judged]):
+        at = judged & (bins == bin_) & (n > 0)
+        if at.any():
+            line.append((np.average(x[at], weights=n[at]), np.average(noise[at], weights=n[at])))
+    if line:
+        ax.plot(*np.array(line).T, color=GREY, linewidth=2, label="engine noise E[ξ²] of the same tokens")
     for i, lag in enumerate(k for k in dict.fromkeys(lags) if k not in (0, None)):
         at = np.array([v == lag for v in lags]) & ~small & (x > 0) & np.isfinite(exploration)
         if not at.any():

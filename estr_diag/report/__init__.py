@@ -87,6 +87,9 @@ class Report:
         target.write_text(text, "utf-8", "backslashreplace")
         return target
 
+    def __repr__(self) -> str:
+        return f"<Report of {self.document.log.source}: {self.document.verdict}>"
+
     def _repr_html_(self) -> str:
         from estr_diag.report.html import report_page
 

@@ -84,6 +84,9 @@ class Comparison:
             return [{"what": what, "why": why, "how_to_get_it": how_to_get(columns)}]
         return []
 
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(rule.label for rule in self.rules)}>"
+
     def _repr_html_(self) -> str:
         shown = (self.kept, self.errors, self.agreement)
         return "".join(result._repr_html_() for result in shown if result is not None and len(result))

@@ -24,6 +24,9 @@ from estr_diag.store.engine import Request
 SMALL = 200
 """A cell with fewer tokens than this, or with a noise estimate from fewer, is flagged."""
 
+REPRESENTED = 0.5
+"""So is one of whose tokens less than this share has a reference at its position: the rest may be others."""
+
 _VERSIONS = frozenset({"policy_version", "trainer_version"})
 
 
@@ -36,7 +39,7 @@ class Decomposition:
     small against exploration at high entropy. Noise above exploration at some lag > 0 means that a mask on
     delta removes engine error there; exploration above noise means that it removes signal. An estimate below
     0 is sampling error of the contrast: read its interval, not its sign. Rows with `small` true are too
-    few tokens to read at all.
+    few tokens to read at all, or stand for less than half of their cell.
 
     Parameters
     ----------
@@ -192,7 +195,8 @@ def _cells(log: SplitLog, grid: EntropyGrid) -> list[dict[str, Any]]:
                 "ci_low": None if unknown else _value(low[b, i]),
                 "ci_high": None if unknown else _value(high[b, i]),
                 "small": bool(log.method != "none" and min(point.n[0, b, i], point.n_noise[0, b, i]) < SMALL)
-                or bool(log.tokens[0, b, i] < SMALL),
+                or bool(log.tokens[0, b, i] < SMALL)
+                or bool(log.method != "none" and point.n[0, b, i] < REPRESENTED * log.tokens[0, b, i]),
             }
         )
     return rows

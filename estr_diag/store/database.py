@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,11 +254,17 @@ class Store:
 
 
 def _configure(connection: duckdb.DuckDBPyConnection) -> None:
-    # DuckDB draws its own progress bar on stdout, which would break --json.
-    connection.execute("set enable_progress_bar = false")
+    quiet(connection)
     # By default it spills beside the store or into the working folder, and neither need be writable.
     spill = Path(tempfile.gettempdir()) / f"estr-diag-{os.getpid()}"
     connection.execute(f"set temp_directory = {quote_text(str(spill))}")
+
+
+def quiet(connection: duckdb.DuckDBPyConnection) -> None:
+    """Keep DuckDB from drawing a progress bar on stdout, which would break ``--json``."""
+    # In a notebook without ipywidgets the setting cannot even be named, and there is no bar.
+    with suppress(duckdb.InvalidInputException):
+        connection.execute("set enable_progress_bar = false")
 
 
 def _clear_abandoned(path: Path) -> None:

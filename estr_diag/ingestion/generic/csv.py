@@ -15,6 +15,7 @@ import pyarrow as pa
 from estr_diag.errors import InputError
 from estr_diag.ingestion.head import FileHead
 from estr_diag.schema import quote_ident
+from estr_diag.store.database import quiet
 
 _ROW_BYTES = 1 << 28
 _SHAPE_ROWS = 64
@@ -58,7 +59,7 @@ class CsvTable:
         wanted = ", ".join(quote_ident(name) for name in types)
         connection = duckdb.connect()
         try:
-            connection.execute("set enable_progress_bar = false")
+            quiet(connection)
             yield from connection.sql(f"select {wanted} from {source}", params=parameters).to_arrow_reader(rows)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self._locate(declared, types, str(error)) from None

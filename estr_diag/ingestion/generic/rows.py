@@ -16,6 +16,7 @@ from estr_diag.errors import InputError
 from estr_diag.ingestion.align import Ragged
 from estr_diag.ingestion.generic.source import ROW, Part, Source
 from estr_diag.schema import quote_ident
+from estr_diag.store.database import quiet
 
 _SORT_MEMORY = "1GB"
 """What a sort may take before it goes on in its folder; DuckDB's own limit is most of the machine."""
@@ -128,7 +129,7 @@ def _sorted(batches: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
         tempfile.TemporaryDirectory(prefix="estr-diag-") as folder,
         duckdb.connect(str(Path(folder, "rows.duckdb"))) as sorter,
     ):
-        sorter.execute("set enable_progress_bar = false")
+        quiet(sorter)
         sorter.execute(f"set memory_limit = '{_SORT_MEMORY}'")
         order: Sequence[str] = ()
         for batch in batches:
