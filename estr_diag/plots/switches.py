@@ -31,6 +31,8 @@ def plot_switches(event_study: Result, *, metric: str = "mean_abs_delta", ax: Ax
     metric
         ``mean_abs_delta``, ``mean_sq_delta``, ``mean_entropy`` or ``mean_scaled_sq``.
     """
+    from matplotlib.ticker import MaxNLocator
+
     ax = axes(ax)
     if not len(event_study):
         return nothing(ax, "no switch with a known position")
@@ -40,6 +42,7 @@ def plot_switches(event_study: Result, *, metric: str = "mean_abs_delta", ax: Ax
         ax.plot(x, y, ("-", "--")[i], color=(PALETTE[0], GREY)[i], label=label)
         ax.fill_between(x, y - 1.96 * se, y + 1.96 * se, color=(PALETTE[0], GREY)[i], alpha=0.2, linewidth=0)
     ax.axvline(0, color=PALETTE[3], linewidth=1, linestyle=":", label="first token of the new weights")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     titled(ax, "Around a version switch", "tokens from the switch", _LABELS.get(metric, metric))
     legend(ax)
     return ax
