@@ -264,9 +264,9 @@ def _gates(texts: list[str] | None) -> list[Any]:
 
 
 # Imported here, and not above, so that ``--help`` lists the report first: importing registers their commands.
-from estr_diag.cli import check_command, lab_command, rule_commands, scalars_command  # noqa: E402
+from estr_diag.cli import check_command, diff_command, lab_command, rule_commands, scalars_command  # noqa: E402
 
-__all__ = ["app", "check_command", "lab_command", "main", "rule_commands", "scalars_command"]
+__all__ = ["app", "check_command", "diff_command", "lab_command", "main", "rule_commands", "scalars_command"]
 
 
 def main() -> None:

@@ -38,6 +38,12 @@ def _sweep() -> dict[str, Any]:
     return sweep_json_schema()
 
 
+def _diff() -> dict[str, Any]:
+    from estr_diag.report.diff_document import diff_json_schema
+
+    return diff_json_schema()
+
+
 def _rules() -> dict[str, Any]:
     from estr_diag.rules.file import rules_json_schema
 
@@ -62,7 +68,7 @@ def _generators() -> dict[str, Callable[[], dict[str, Any]]]:
 
     trainers = {f"trainers/{name}": partial(_trainer, name) for name in adapters() if name != GENERIC}
     own = {"token_log.v1": _token_log, "report.v1": _report, "compare.v1": _compare}
-    own |= {"sweep.v1": _sweep, "rules.v1": _rules, "mapping.v1": _mapping}
+    own |= {"sweep.v1": _sweep, "diff.v1": _diff, "rules.v1": _rules, "mapping.v1": _mapping}
     return {**own, **trainers}
 
 
