@@ -61,7 +61,7 @@ def markdown(d: DiffDocument) -> str:
 def _markdown(d: DiffDocument) -> Iterator[str]:
     yield f"# estr-diag {d.estr_diag} diff"
     yield ""
-    sides = [(letter, _foreign(side.source), about(side)) for letter, side in (("A", d.a), ("B", d.b))]
+    sides = [(letter, _inert(side.source), about(side)) for letter, side in (("A", d.a), ("B", d.b))]
     yield from _table(("", "log", ""), sides)
     yield _escape(d.verdict)
     yield ""
@@ -79,15 +79,15 @@ def _markdown(d: DiffDocument) -> Iterator[str]:
     if differ := facts(d):
         yield "## Facts of the runs that differ"
         yield ""
-        yield from _table(("fact", "A", "B"), [(name, _foreign(a), _foreign(b)) for name, a, b in differ])
+        yield from _table(("fact", "A", "B"), [(name, _inert(a), _inert(b)) for name, a, b in differ])
     if missing := not_compared(d):
         yield "## Not compared"
         yield ""
-        yield from (f"- {_foreign(names)}: {_foreign(why)}. To get it: {_foreign(how)}" for names, why, how in missing)
+        yield from (f"- {_inert(names)}: {_inert(why)}. To get it: {_inert(how)}" for names, why, how in missing)
         yield ""
     yield "## Notes"
     yield ""
-    yield from (f"- {_foreign(note)}" for note in d.notes)
+    yield from (f"- {_inert(note)}" for note in d.notes)
     yield ""
 
 
@@ -208,6 +208,10 @@ def not_compared(d: DiffDocument) -> list[tuple[str, str, str]]:
 def _listed(names: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return _plain(", ".join(names[:limit]) + more)
+
+
+def _inert(text: str) -> str:
+    return _foreign(_plain(text))
 
 
 def _plain(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Self
 
 from estr_diag.errors import UsageError
 from estr_diag.schema import quote_ident
@@ -79,6 +80,9 @@ class View(Store):
             self.connection.execute(
                 f"create temp view {table} as select {selected} from {database}.main.{table} where {self.condition}"
             )
+
+    def __enter__(self) -> Self:
+        return self
 
     def column_counts(self) -> dict[str, int]:
         """Return how many values each column holds in the view: one scan, since ingest counted whole files."""
