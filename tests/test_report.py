@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -330,3 +331,17 @@ def test_the_terminal_and_markdown_show_the_same_numbers(data: Path) -> None:
     assert any(row[0] == "+0" for row in rows)
     for row in rows:
         assert "| " + " | ".join(row) + " |" in made.to_markdown()
+
+
+def test_what_a_log_says_is_no_markup_and_turns_nothing_around() -> None:
+    from rich.console import Console
+
+    from estr_diag.report.markdown import _foreign
+    from estr_diag.report.terminal import cells
+
+    console = Console(width=80, file=io.StringIO())
+    console.print(cells((("what", "n"), [("a[bold red]b[/]", "1"), ("x[noise²]", "2")]), left=1))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "a[bold red]b[/]" in printed
+    assert "x[noise²]" in printed
+    assert _foreign("a\x1b[31m\u202eb\nc <i>") == "a \\[31m b c &lt;i>"

@@ -155,8 +155,9 @@ def _escape(text: str) -> str:
 
 
 def _foreign(text: str) -> str:
-    # File names and messages are the log's, not ours: they may neither format, link nor fetch anything.
-    return re.sub(r"([\\`*_\[\]!~@#])", r"\\\1", text.replace("\n", " ").replace("\r", " ").replace("<", "&lt;"))
+    # File names and messages are the log's, not ours: they may neither format, link, fetch nor turn anything around.
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    return re.sub(r"([\\`*_\[\]!~@#])", r"\\\1", shown.replace("<", "&lt;"))
 
 
 def _range(ends: Sequence[int] | None) -> str:

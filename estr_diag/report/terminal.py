@@ -200,7 +200,8 @@ def cells(drawn: sentences.Cells, left: int = 0) -> RenderableType:
         # A text may go over two lines; a number that is cut short would be another number.
         column.overflow, column.no_wrap = ("fold", False) if i < left else ("ellipsis", True)
     for row in rows:
-        table.add_row(*row)
+        # As it is: a bracket in the text of a log is no markup.
+        table.add_row(*(Text(cell) for cell in row))
     return Padding(table, (1, 0, 0, 0))
 
 

@@ -257,7 +257,9 @@ def _configure(connection: duckdb.DuckDBPyConnection) -> None:
     quiet(connection)
     # By default it spills beside the store or into the working folder, and neither need be writable.
     spill = Path(tempfile.gettempdir()) / f"estr-diag-{os.getpid()}"
-    connection.execute(f"set temp_directory = {quote_text(str(spill))}")
+    # A database that this process has open already, and that has spilled, keeps the folder that it has.
+    with suppress(duckdb.Error):
+        connection.execute(f"set temp_directory = {quote_text(str(spill))}")
 
 
 def quiet(connection: duckdb.DuckDBPyConnection) -> None:
