@@ -176,3 +176,9 @@ def test_pair_counts_equal_numpy(log: Log) -> None:
 def test_bins_of_the_mask_picture_are_those_of_the_grid(log: Log) -> None:
     grid = choose_grid(log.store, log.store.present(), 6)
     assert masks(log)[1] == [grid.bounds(b) for b in range(grid.n_bins)]
+
+
+def test_a_split_of_too_few_tokens_says_so() -> None:
+    with prime_log() as log:
+        ax = plots.plot_decomposition(log.decomposition(bins=24))
+    assert [text.get_text() for text in ax.texts] == ["no entropy bin has enough tokens to read"]

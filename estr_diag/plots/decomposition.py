@@ -36,7 +36,7 @@ def plot_decomposition(decomposition: Result, *, ax: Axes | None = None) -> Axes
     bins, n = np.array(decomposition.table["entropy_bin"].to_pylist()), column(decomposition, "n_used")
     # The noise that exploration is held against: that of the tokens whose weights have moved, where there are any.
     moved = np.array([lag not in (0, None) for lag in lags]) & np.isfinite(noise) & (x > 0)
-    judged = moved if moved.any() else np.isfinite(noise) & (x > 0)
+    judged = (moved if moved.any() else np.isfinite(noise) & (x > 0)) & ~small
     line = []
     for bin_ in np.unique(bins[judged]):
         at = judged & (bins == bin_) & (n > 0)
@@ -53,6 +53,8 @@ def plot_decomposition(decomposition: Result, *, ax: Axes | None = None) -> Axes
             x[at], exploration[at], yerr=np.nan_to_num(bounds), label=f"exploration E[d²], lag {lag}", markersize=4,
             linewidth=1, color=PALETTE[i % len(PALETTE)], marker=MARKERS[i % len(MARKERS)],
         )  # fmt: skip
+    if not ax.has_data():
+        return nothing(ax, "no entropy bin has enough tokens to read")
     ax.axhline(0, color=GREY, linewidth=0.6)
     ax.set_xscale("log")
     titled(

@@ -228,6 +228,8 @@ class _Source:
                 problem = f"unknown key; {nearest(location[-1], known)}"
             elif first["type"] == "missing":
                 problem = "the file has no rule; write one as [rules.NAME]"
+            elif first["type"] != "value_error":
+                problem = f"{problem}; found {str(first['input'])[:80]!r}"
             self.refuse(location, problem)
         for name in entries:
             if problem := _problem(name, of_rule=True):

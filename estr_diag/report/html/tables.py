@@ -48,12 +48,12 @@ def of_cells(cells: Cells) -> Table:
 
 
 def of_result(result: Result, columns: Sequence[str] = ()) -> Table:
-    """Return the numbers of a Result: all its columns of single values, or some in an order."""
+    """Return the numbers of a Result: all its columns of single values, or some in an order; the CSV has all of them."""
     rows = result.rows()
-    names = [name for name in columns or result.table.column_names if name in result.table.column_names]
-    names = [n for n in names if not any(isinstance(row[n], list | dict) for row in rows)]
+    single = [n for n in result.table.column_names if not any(isinstance(row[n], list | dict) for row in rows)]
+    names = [name for name in columns or single if name in single]
     shown = [[_cell(row[name]) for name in names] for row in rows[:MAX_ROWS]]
-    return Table(tuple(names), shown, _csv(names, rows), max(0, len(rows) - MAX_ROWS))
+    return Table(tuple(names), shown, _csv(single, rows), max(0, len(rows) - MAX_ROWS))
 
 
 def _csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:

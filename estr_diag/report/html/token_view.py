@@ -47,7 +47,8 @@ def tokens_page(listed: Result, windows: Sequence[Window], source: str) -> str:
     return page.render(
         "tokens.html", version=__version__, title=f"estr-diag tokens: {page.text(source, 80)}", source=source,
         where=listed.parameters["where"], by=listed.parameters["by"], notes=listed.notes, view=view(windows),
-        listed=of_result(listed),
+        # What stands around a token is above, in its sequence.
+        listed=of_result(listed, [n for n in listed.table.column_names if n not in ("before", "after")]),
     )  # fmt: skip
 
 
