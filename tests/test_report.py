@@ -344,4 +344,4 @@ def test_what_a_log_says_is_no_markup_and_turns_nothing_around() -> None:
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "a[bold red]b[/]" in printed
     assert "x[noise²]" in printed
-    assert _foreign("a\x1b[31m\u202eb\nc <i>") == "a \\[31m b c &lt;i>"
+    assert _foreign("a\x1b[31m\u202eb\nc <i>") == "a\\\\x1b\\[31m\\\\u202eb c &lt;i>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from estr_diag.errors import UsageError, nearest
 from estr_diag.log import Log
+from estr_diag.report.inert import inert
 from estr_diag.report.verdict import number
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
@@ -34,16 +34,7 @@ def visible(text: str | None, limit: int = _MAX_TEXT, *, keep_end: bool = False)
     text = text or ""
     if len(text) > limit:
         text = "…" + text[-limit:] if keep_end else text[:limit] + "…"
-    return "".join(_shown(c) for c in text)
-
-
-def _shown(character: str) -> str:
-    if character == "\n":
-        return "⏎"
-    # Control, format (direction marks, zero width), surrogate and unassigned characters.
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"):
-        return character.encode("unicode_escape").decode("ascii")
-    return character
+    return inert(text, "⏎")
 
 
 COLOURS: dict[str, Callable[[Mapping[str, float]], float | None]] = {

@@ -13,6 +13,7 @@ from estr_diag.report import headline
 from estr_diag.report.diff_document import Change, DiffBin, DiffDocument, DiffRow, DiffSide, Fact, NoError, SideValue
 from estr_diag.report.diff_rows import label
 from estr_diag.report.diff_verdict import effect
+from estr_diag.report.inert import inert
 from estr_diag.report.markdown import _escape, _foreign, _table
 from estr_diag.report.sentences import Cells
 from estr_diag.report.terminal import cells, lines, title
@@ -33,7 +34,7 @@ def render(d: DiffDocument, width: int) -> RenderableType:
 def _parts(d: DiffDocument, wide: bool) -> Iterator[RenderableType]:
     yield Text("estr-diag diff", style="bold")
     for letter, side in (("A", d.a), ("B", d.b)):
-        yield Text.assemble((f"{letter}  ", "bold cyan"), _plain(side.source), (f"  {about(side)}", "dim"))
+        yield Text.assemble((f"{letter}  ", "bold cyan"), inert(side.source), (f"  {about(side)}", "dim"))
     yield Padding(Text(d.verdict, style="bold" if d.changed else ""), (1, 0, 0, 0))
     if d.changed:
         yield title("What changed most", "by |z|")
@@ -43,14 +44,14 @@ def _parts(d: DiffDocument, wide: bool) -> Iterator[RenderableType]:
         yield cells(table, left=1)
     if differ := facts(d):
         yield title("Facts of the runs that differ")
-        yield from lines([f"{name}: {_plain(a)} in A, {_plain(b)} in B" for name, a, b in differ])
+        yield from lines([f"{name}: {inert(a)} in A, {inert(b)} in B" for name, a, b in differ])
     if missing := not_compared(d):
         yield title("Not compared")
         for names, why, how in missing:
-            said = ((f"{names}: ", "yellow"), f"{_plain(why)}. ", ("To get it: ", "dim"), _plain(how))
+            said = ((f"{names}: ", "yellow"), f"{inert(why)}. ", ("To get it: ", "dim"), inert(how))
             yield Padding(Text.assemble(*said), (0, 0, 0, 2))
     yield title("Notes")
-    yield from (Padding(Text(f"· {_plain(note)}"), (0, 0, 0, 2)) for note in d.notes)
+    yield from (Padding(Text(f"· {inert(note)}"), (0, 0, 0, 2)) for note in d.notes)
 
 
 def markdown(d: DiffDocument) -> str:
@@ -105,7 +106,7 @@ def about(side: DiffSide) -> str:
 def changes(found: Sequence[Change]) -> Cells:
     """Return what changed, largest |z| first."""
     rows: list[tuple[str, ...]] = [
-        (_plain(c.name), number(c.a), number(c.b), effect(c.relative), _z(c.z)) for c in found[:_MAX_CHANGES]
+        (inert(c.name), number(c.a), number(c.b), effect(c.relative), _z(c.z)) for c in found[:_MAX_CHANGES]
     ]
     if len(found) > _MAX_CHANGES:
         rows.append((f"and {len(found) - _MAX_CHANGES} more (all with --json)", "", "", "", ""))
@@ -128,7 +129,7 @@ def sections(d: DiffDocument, wide: bool) -> Iterator[tuple[str, str, Cells]]:
         yield "E[δ²] by entropy", "the same bins on both sides", _rows(named, wide, "H")
     masked = [r for r in d.rules if r.verdict != "not_compared"]
     if masked:
-        yield "Share of tokens that a rule masks", "", _rows([(_plain(r.name), r) for r in masked], wide)
+        yield "Share of tokens that a rule masks", "", _rows([(inert(r.name), r) for r in masked], wide)
     if d.without_error:
         named_rows = [r for r in d.without_error if r.name in headline.OVERALL]
         yield "Without a standard error", "shown, and not judged", _unjudged(named_rows)
@@ -207,16 +208,11 @@ def not_compared(d: DiffDocument) -> list[tuple[str, str, str]]:
 
 def _listed(names: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return _plain(", ".join(names[:limit]) + more)
+    return inert(", ".join(names[:limit]) + more)
 
 
 def _inert(text: str) -> str:
-    return _foreign(_plain(text))
-
-
-def _plain(text: str) -> str:
-    """Return text of a log or a file name with what acts on a terminal taken out of it."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    return _foreign(inert(text))
 
 
 __all__ = ["markdown", "render"]

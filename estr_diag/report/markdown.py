@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from estr_diag.report import headline, rule_tables, sentences
 from estr_diag.report.document import Document
+from estr_diag.report.inert import inert
 from estr_diag.report.verdict import number, with_error
 from estr_diag.stats.metrics import YARDSTICKS
 
@@ -156,8 +157,7 @@ def _escape(text: str) -> str:
 
 def _foreign(text: str) -> str:
     # File names and messages are the log's, not ours: they may neither format, link, fetch nor turn anything around.
-    shown = "".join(c if c.isprintable() else " " for c in text)
-    return re.sub(r"([\\`*_\[\]!~@#])", r"\\\1", shown.replace("<", "&lt;"))
+    return re.sub(r"([\\`*_\[\]!~@#])", r"\\\1", inert(text.replace("\r", " "), " ").replace("<", "&lt;"))
 
 
 def _range(ends: Sequence[int] | None) -> str:

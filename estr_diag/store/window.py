@@ -8,7 +8,7 @@ from typing import Self
 
 from estr_diag.errors import UsageError
 from estr_diag.schema import quote_ident
-from estr_diag.store.database import Store
+from estr_diag.store.database import Store, quiet
 
 _FORM = re.compile(r"\s*(-?\d+)?\s*(?:(:)\s*(-?\d+)?)?\s*")
 
@@ -68,7 +68,7 @@ class View(Store):
     def __init__(self, store: Store, condition: str, tokens: str = "*") -> None:
         # Not by Store's own: the spill folder belongs to the whole database, and may not be set again once it is used.
         self.connection = store.connection.cursor()
-        self.connection.execute("set enable_progress_bar = false")
+        quiet(self.connection)
         self.path, self.writable = store.path, False
         self._final, self._temporary, self._pending = None, False, 0
         self.base: Store = store.base if isinstance(store, View) else store

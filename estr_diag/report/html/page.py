@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-_TEMPLATES = files("estr_diag.report.html") / "templates"
-_ACTS = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
-"""Categories of characters that act rather than show: control, direction marks, zero width, lone surrogates, unassigned."""
+from estr_diag.report.inert import inert
 
+_TEMPLATES = files("estr_diag.report.html") / "templates"
 MAX_TEXT = 300
 """Characters of one text of a log that a page shows."""
 
@@ -39,12 +37,7 @@ def text(value: object, limit: int = MAX_TEXT) -> str:
     """Return text of a log with what acts on a page shown as an escape, and cut to a length; not yet escaped for HTML."""
     found = str(value)
     cut = found[:limit]
-    shown = "".join(c.encode("unicode_escape").decode("ascii") if _acts(c) else c for c in cut)
-    return shown + (f"… ({len(found):,} characters)" if len(found) > limit else "")
-
-
-def _acts(character: str) -> bool:
-    return character != "\n" and unicodedata.category(character) in _ACTS
+    return inert(cut, "\n") + (f"… ({len(found):,} characters)" if len(found) > limit else "")
 
 
 def data(value: Any) -> Markup:
