@@ -82,7 +82,8 @@ def test_a_page_stands_alone(demo_page: Path) -> None:
     ):
         assert f'<section id="{section}">' in text, section
     assert len(re.findall(r"<figure", text)) == text.count("the numbers</summary>")
-    assert text.count("<svg") >= 11
+    assert text.count("<svg") >= 12
+    assert "The same along tau of estr" in text
     assert "126,533 counted" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids)), "every id once"

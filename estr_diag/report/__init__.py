@@ -14,9 +14,12 @@ from estr_diag.report.document import Document
 from estr_diag.report.rule_document import CompareDocument
 from estr_diag.result import Result
 from estr_diag.rules.base import Rule
+from estr_diag.rules.score import score_of
+from estr_diag.rules.sweep import sweep
+from estr_diag.rules.sweep_values import over_shares
 from estr_diag.rules.token_list import token_list
 from estr_diag.rules.token_windows import Window, windows
-from estr_diag.stats.grid import Bins
+from estr_diag.stats.grid import Bins, fitting_grid
 from estr_diag.store.database import Store
 
 
@@ -32,17 +35,25 @@ class Report:
         The tables behind it, for pictures: ``report.results["bins"]``.
     windows
         Looks up what stands around the worst tokens, for the page; the log must still be open.
+    curve
+        Sweeps the threshold of the first rule that has one, for the page; likewise.
     """
 
     document: Document
     results: Mapping[str, Result] = field(default_factory=dict)
     windows: Callable[[], Sequence[Window]] = field(default=tuple, repr=False, compare=False)
+    curve: Callable[[], Result | None] = field(default=lambda: None, repr=False, compare=False)
 
     @classmethod
     def of(cls, store: Store, rules: Sequence[Rule], *, source: str, bins: Bins | None = None) -> Report:
         """Compute the report of a log."""
         built = build(store, rules, source=source, bins=bins)
-        return cls(built.document, built.results, lambda: worst_tokens(store, built.rules))
+        return cls(
+            built.document,
+            built.results,
+            lambda: worst_tokens(store, built.rules),
+            lambda: tradeoff(store, built.rules),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; obeys ``report.v1.schema.json``."""
@@ -60,14 +71,17 @@ class Report:
 
         from estr_diag.report.html import report_page
 
-        why = ""
+        windows: Sequence[Window] = ()
+        results, why = dict(self.results), ""
         try:
             windows = self.windows()
+            if (curve := self.curve()) is not None:
+                results["tradeoff_curve"] = curve
         except duckdb.ConnectionException:
-            windows, why = (), "not shown: the log was closed before the page was written"
+            why = "not shown: the log was closed before the page was written"
         except MissingColumnError as error:
-            windows, why = (), str(error)
-        return report_page.render(self.document, dict(self.results), windows, why)
+            why = str(error)
+        return report_page.render(self.document, results, windows, why)
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file; the ending chooses the form (.html, .md or .json)."""
@@ -100,6 +114,15 @@ def worst_tokens(store: Store, rules: Sequence[Rule], top: int = 40) -> Sequence
     """Return windows around the counted tokens with the largest S, with the decisions of some rules."""
     listed = token_list(store, top=top)
     return windows(store, listed, [rule for rule in rules if rule.name != "none"])
+
+
+def tradeoff(store: Store, rules: Sequence[Rule]) -> Result | None:
+    """Return the sweep of the first rule whose thresholds can be read off a score, or None."""
+    present = store.present()
+    swept = next((r for r in rules if r.score and score_of(r, r.score, present) is not None), None)
+    if swept is None:
+        return None
+    return sweep(store, swept, swept.score, over_shares(store, swept, swept.score), fitting_grid(store, present))
 
 
 __all__ = ["CompareDocument", "Document", "Report", "build"]

@@ -231,6 +231,14 @@ def _rules(d: Document, results: Mapping[str, Result], stamp: str) -> Iterator[S
                    "The two errors of a mask: the lower left corner is better; the dashed line masks at random.",
                    of_result(results["rule_errors"]))
         )  # fmt: skip
+    if "tradeoff_curve" in results:
+        curve = results["tradeoff_curve"]
+        swept = f"{curve.parameters['parameter']} of {curve.parameters['rule']}"
+        figures.append(
+            Figure("tradeoff_curve", svg("tradeoff_curve", plots.plot_tradeoff, curve, curve=True),
+                   f"The same along {swept}, from loose (upper left) to tight. A knee, where noise stops falling and exploration goes on, is where to stop tightening.",
+                   of_result(curve))
+        )  # fmt: skip
     if "rules_by_entropy_bin" in results and d.entropy_bins:
         figures.append(_by_entropy(d, results))
     if "agreement" in results and len(results["agreement"]):
